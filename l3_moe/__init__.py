@@ -1,0 +1,1 @@
+"""Floor 4: sparse models (paper, Section V)."""

@@ -1,0 +1,1 @@
+"""Floor 4: where a layer's weights live (paper, Section VI)."""

@@ -1,0 +1,1 @@
+"""Floor 5: families, checkpoints, tokenizer, generation loop, command line."""

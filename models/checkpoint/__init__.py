@@ -1,0 +1,1 @@
+"""Readers of checkpoints: safetensors folders and GGUF files. A rank reads its own slice."""
