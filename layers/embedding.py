@@ -1,0 +1,111 @@
+"""Both ends of the model: ids to hidden states, hidden states to logits.
+
+The vocabulary may be sliced over tensor-parallel ranks: each looks its own rows up and `reduce` adds the ranks' zeros
+away; at the head each computes its own columns and `gather` lays them side by side (a padded column is cut off, so it
+can never be sampled).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from l1_kernels.device import Device
+from l1_kernels.weight import Array, Weight
+from layers.batch import Batch
+from layers.config import ModelConfig
+from layers.norm import apply_norm
+from layers.protocols import Reduce
+from layers.weights import Linear, Norm, Tensors, norm, optional_linear
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingWeights:
+    """The tensors outside the layers, by role. `tokens` holds rows first_row.. of the vocabulary."""
+
+    tokens: Weight
+    first_row: int
+    positions: Weight | None
+    types: Weight | None
+    norm: Norm | None
+    project_in: Linear | None
+    project_out: Linear | None
+    final_norm: Norm | None
+    head: Linear  # [V of this rank, D_e]; tied: the token table itself
+    mlm_dense: Linear | None
+    mlm_norm: Norm | None
+
+    @classmethod
+    def from_tensors(cls, tensors: Tensors, first_row: int) -> EmbeddingWeights:
+        def table(name: str) -> Weight | None:
+            found = tensors.get(name)
+            assert found is None or isinstance(found, Weight)
+            return found
+
+        tokens = table("embed.tokens")
+        assert tokens is not None
+        head = optional_linear(tensors, "head") or Linear(tokens, tensors.get("head.bias"))
+        return cls(
+            tokens=tokens,
+            first_row=first_row,
+            positions=table("embed.positions"),
+            types=table("embed.types"),
+            norm=norm(tensors, "embed.norm"),
+            project_in=optional_linear(tensors, "embed.project_in"),
+            project_out=optional_linear(tensors, "embed.project_out"),
+            final_norm=norm(tensors, "final_norm"),
+            head=head,
+            mlm_dense=optional_linear(tensors, "mlm.dense"),
+            mlm_norm=norm(tensors, "mlm.norm"),
+        )
+
+
+class Embedding:
+    """ids -> [T, D]."""
+
+    def __init__(self, config: ModelConfig, device: Device, weights: EmbeddingWeights, reduce: Reduce) -> None:
+        self.config = config
+        self.device = device
+        self.weights = weights
+        self.reduce = reduce
+
+    def __call__(self, batch: Batch) -> Array:
+        kernels, weights, upload = self.device.kernels, self.weights, self.device.to_device
+        x = self.reduce(kernels.embed(weights.tokens, upload(batch.tokens), weights.first_row))
+        if weights.project_in is not None:
+            x = kernels.linear(x, weights.project_in.weight, weights.project_in.bias)
+        if weights.positions is not None:
+            x = kernels.add(x, kernels.embed(weights.positions, upload(batch.positions + np.int32(self.config.position_offset))))
+        if weights.types is not None:
+            types = np.zeros_like(batch.tokens) if batch.types is None else batch.types
+            x = kernels.add(x, kernels.embed(weights.types, upload(types)))
+        if weights.norm is not None:
+            x = apply_norm(kernels, self.config, x, weights.norm)
+        return x
+
+
+class Head:
+    """[T, D] -> logits float32 [n, V], the same on every tensor-parallel rank."""
+
+    def __init__(self, config: ModelConfig, device: Device, weights: EmbeddingWeights, gather: Callable[[Array], Array]) -> None:
+        self.config = config
+        self.kernels = device.kernels
+        self.weights = weights
+        self.gather = gather
+
+    def final_norm(self, x: Array) -> Array:
+        """What an encoder calls its last hidden state."""
+        norm_weights = self.weights.final_norm
+        return x if norm_weights is None else apply_norm(self.kernels, self.config, x, norm_weights)
+
+    def __call__(self, x: Array) -> Array:
+        kernels, weights = self.kernels, self.weights
+        x = self.final_norm(x)
+        if weights.project_out is not None:
+            x = kernels.linear(x, weights.project_out.weight, weights.project_out.bias)
+        if weights.mlm_dense is not None and weights.mlm_norm is not None:
+            x = kernels.activate(kernels.linear(x, weights.mlm_dense.weight, weights.mlm_dense.bias), self.config.mlm_head)
+            x = apply_norm(kernels, self.config, x, weights.mlm_norm)
+        return self.gather(kernels.linear(x, weights.head.weight, weights.head.bias))
