@@ -1,0 +1,1 @@
+"""GELU (two kinds), ReLU, SiLU, and the gated product."""

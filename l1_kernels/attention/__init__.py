@@ -1,0 +1,1 @@
+"""Softmax attention over the cache."""

@@ -1,0 +1,126 @@
+"""The kernels of the CPU: NumPy where it is fast enough, numba twins (each operation's cpu.py) where it is not."""
+
+from __future__ import annotations
+
+from l1_kernels import checks
+from l1_kernels.activation import reference as activation
+from l1_kernels.attention import reference as attend
+from l1_kernels.checks import FLOAT32, INT32
+from l1_kernels.elementwise import reference as elementwise
+from l1_kernels.embedding import reference as embedding
+from l1_kernels.kv_write import reference as kv_write
+from l1_kernels.linear import reference as linear
+from l1_kernels.norm import reference as norm
+from l1_kernels.rotary import reference as rotate
+from l1_kernels.routing import reference as routing
+from l1_kernels.weight import Array, Weight
+
+KINDS = ("gelu", "gelu_new", "relu", "silu")
+
+
+class CpuKernels:
+    """`kernels.Kernels` on NumPy arrays. Holds no state."""
+
+    def embed(self, table: Weight, ids: Array, first: int = 0) -> Array:
+        checks.matrix(table, "table")
+        checks.ranked(ids, "ids", INT32, 1)
+        return embedding.embed(table, ids, first)
+
+    def layer_norm(self, x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
+        checks.ranked(x, "x", FLOAT32, 2)
+        checks.array(weight, "weight", FLOAT32, x.shape[1:])
+        if bias is not None:
+            checks.array(bias, "bias", FLOAT32, x.shape[1:])
+        return norm.layer_norm(x, weight, bias, eps)
+
+    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
+        checks.ranked(x, "x", FLOAT32, 2)
+        checks.array(weight, "weight", FLOAT32, x.shape[1:])
+        return norm.rms_norm(x, weight, eps)
+
+    def linear(self, x: Array, weight: Weight, bias: Array | None = None) -> Array:
+        checks.matrix(weight, "weight")
+        checks.ranked(x, "x", FLOAT32, 2)
+        num_out, num_in = weight.data.shape
+        if x.shape[1] != num_in:
+            checks.reject("x", f"[T, {num_in}] (weight's K)", checks.describe(x))
+        if bias is not None:
+            checks.array(bias, "bias", FLOAT32, (num_out,))
+        return linear.linear(x, weight, bias)
+
+    def activate(self, x: Array, kind: str) -> Array:
+        checks.ranked(x, "x", FLOAT32, 2)
+        checks.known(kind, "kind", KINDS)
+        return activation.activate(x, kind)
+
+    def gate(self, x: Array, kind: str) -> Array:
+        checks.ranked(x, "x", FLOAT32, 2)
+        checks.known(kind, "kind", KINDS)
+        if x.shape[1] % 2:
+            checks.reject("x", "[T, 2F]", checks.describe(x))
+        return activation.gate(x, kind)
+
+    def add(self, x: Array, y: Array) -> Array:
+        checks.array(y, "y", FLOAT32, x.shape)
+        checks.array(x, "x", FLOAT32, y.shape)
+        return elementwise.add(x, y)
+
+    def rotary(self, qkv: Array, num_rotated: int, cos: Array, sin: Array, index: Array, interleaved: bool) -> None:
+        checks.heads(qkv, 0, num_rotated, "num_rotated")
+        checks.ranked(cos, "cos", FLOAT32, 2)
+        checks.array(sin, "sin", FLOAT32, cos.shape)
+        checks.array(index, "index", INT32, (qkv.shape[0],))
+        if 2 * cos.shape[1] > qkv.shape[2]:
+            checks.reject("cos", f"[P, r/2] with r <= {qkv.shape[2]} (qkv's d)", checks.describe(cos))
+        rotate.rotary(qkv, num_rotated, cos, sin, index, interleaved)
+
+    def head_norm(self, qkv: Array, first: int, count: int, weight: Array, eps: float) -> None:
+        checks.heads(qkv, first, count)
+        checks.array(weight, "weight", FLOAT32, qkv.shape[2:])
+        norm.head_norm(qkv, first, count, weight, eps)
+
+    def sum_squares(self, qkv: Array, first: int, count: int) -> Array:
+        checks.heads(qkv, first, count)
+        return norm.sum_squares(qkv, first, count)
+
+    def span_norm(self, qkv: Array, first: int, count: int, total: Array, size: int, weight: Array, eps: float) -> None:
+        checks.heads(qkv, first, count)
+        checks.array(total, "total", FLOAT32, qkv.shape[:1])
+        checks.array(weight, "weight", FLOAT32, (count * qkv.shape[2],))
+        if size <= 0:
+            checks.reject("size", "positive", size)
+        norm.span_norm(qkv, first, count, total, size, weight, eps)
+
+    def write_kv(self, qkv: Array, num_heads: int, cache_k: Array, cache_v: Array, dtype: str, rows: Array, positions: Array) -> None:
+        checks.cache(qkv, num_heads, cache_k, cache_v, dtype)
+        checks.array(rows, "rows", INT32, qkv.shape[:1])
+        checks.array(positions, "positions", INT32, qkv.shape[:1])
+        kv_write.write_kv(qkv, num_heads, cache_k, cache_v, dtype, rows, positions)
+
+    def attention(
+        self,
+        qkv: Array,
+        num_heads: int,
+        cache_k: Array,
+        cache_v: Array,
+        dtype: str,
+        rows: Array,
+        ends: Array,
+        window: int,
+        scale: float,
+        slopes: Array | None,
+    ) -> Array:
+        checks.cache(qkv, num_heads, cache_k, cache_v, dtype)
+        checks.array(rows, "rows", INT32, qkv.shape[:1])
+        checks.array(ends, "ends", INT32, qkv.shape[:1])
+        if window < 0:
+            checks.reject("window", "0 (whole context) or positive", window)
+        if slopes is not None:
+            checks.array(slopes, "slopes", FLOAT32, (num_heads,))
+        return attend.attention(qkv, num_heads, cache_k, cache_v, dtype, rows, ends, window, scale, slopes)
+
+    def route(self, logits: Array, top_k: int, softmax_first: bool, renormalise: bool) -> tuple[Array, Array]:
+        checks.ranked(logits, "logits", FLOAT32, 2)
+        if not 0 < top_k <= logits.shape[1]:
+            checks.reject("top_k", f"1..{logits.shape[1]} (logits' E)", top_k)
+        return routing.route(logits, top_k, softmax_first, renormalise)

@@ -1,0 +1,1 @@
+"""x W^T + b: where the bytes of a decode step are."""

@@ -1,0 +1,1 @@
+"""LayerNorm, RMSNorm, and the RMS norms of query and key heads."""

@@ -1,0 +1,1 @@
+"""Rotary positions (RoFormer, arXiv 2104.09864)."""

@@ -1,0 +1,1 @@
+"""Which experts a token visits, and with what weights."""
