@@ -1,0 +1,1 @@
+"""Tests mirror the packages; house/ holds those of the repository itself, equivalence/ the central one."""
