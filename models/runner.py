@@ -1,0 +1,126 @@
+"""One model on one rank: a forward pass over a packed batch. The composition of the floors is all in this file.
+
+    ids -> embedding -> block 0 .. block L-1 -> head -> logits        (docs/layout.md follows a prompt through it)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from l1_kernels.device import Device
+from l1_kernels.weight import Array
+from l2_dense_parallel.collectives import Collective
+from l2_dense_parallel.slicing import Shard, kv_copies, kv_head_range, query_head_range, vocab_range
+from l3_moe.reference import ReferenceMoE
+from layers.alibi import alibi_slopes
+from layers.attention import Attention, HeadShare, Step
+from layers.batch import Batch
+from layers.block import Block
+from layers.config import ModelConfig
+from layers.embedding import Embedding, EmbeddingWeights, Head
+from layers.feed_forward import DenseFeedForward
+from layers.kv_cache import KVCache
+from layers.protocols import FeedForward, WeightSource
+from layers.rotary import Rotary
+from layers.weights import Tensors
+
+
+class Runner:
+    """Holds no sequence: what a sequence needs to go on is in the `KVCache` that the caller passes."""
+
+    def __init__(
+        self, config: ModelConfig, device: Device, shard: Shard, collective: Collective, ends: Tensors, weights: WeightSource, dtype: str
+    ) -> None:
+        """`ends` are the tensors outside the layers, on the device; `weights` gives the layers'; `dtype` is --dtype."""
+        self.config = config
+        self.device = device
+        self.weights = weights
+        self.collective = collective
+        self.dtype = dtype
+        self.kv_dtype = "fp16" if dtype == "int8" else dtype  # int8 names the weights; keys and values stay in 16 bits
+        self.heads = head_share(config, shard)
+        first_row, _ = vocab_range(config, shard)
+        edges = EmbeddingWeights.from_tensors(ends, first_row)
+        self.embedding = Embedding(config, device, edges, self._reduce)
+        self.head = Head(config, device, edges, self._gather)
+        self.rotary = None if config.rope is None else Rotary(config.rope, config.max_positions, device)
+        self.blocks = self._build_blocks()
+
+    def _build_blocks(self) -> list[Block]:
+        config, device, heads = self.config, self.device, self.heads
+        slopes = None
+        if config.positions == "alibi":
+            slopes = device.to_device(alibi_slopes(config.num_heads)[heads.first : heads.first + heads.count])
+        dense = DenseFeedForward(config, device.kernels)
+        sparse = None if config.moe is None else ReferenceMoE(config, device)
+
+        def block(layer: int) -> Block:
+            ffn: FeedForward = sparse if sparse is not None and config.is_moe(layer) else dense
+            attention = Attention(config, layer, device, heads, slopes, self._reduce)
+            return Block(config, device, attention, ffn, self._reduce)
+
+        return [block(layer) for layer in range(config.num_layers)]
+
+    def new_cache(self, num_rows: int, context: int) -> KVCache:
+        """Room for `num_rows` sequences of up to `context` tokens. An encoder's layers share one."""
+        return KVCache.allocate(
+            self.device, self.config.num_layers, num_rows, self.heads.kv_count, context, self.config.head_dim, self.kv_dtype,
+            shared=not self.config.causal,
+        )  # fmt: skip
+
+    def forward(self, batch: Batch, cache: KVCache) -> Array:
+        """Logits float32 [len(batch.outputs), V] on the device, the same on every tensor-parallel rank."""
+        x = self._layers(batch, cache)
+        if len(batch.outputs) < len(batch.tokens):
+            x = x[self.device.to_device(batch.outputs)]
+        return self.head(x)
+
+    def hidden(self, batch: Batch, cache: KVCache) -> Array:
+        """Last hidden states float32 [T, D] on the device."""
+        return self.head.final_norm(self._layers(batch, cache))
+
+    def _layers(self, batch: Batch, cache: KVCache) -> Array:
+        self._check(batch, cache)
+        x = self.embedding(batch)
+        step = self._step(batch)
+        for index, block in enumerate(self.blocks):
+            x = block(x, self.weights.layer(index), step, cache.layers[index])
+        np.maximum.at(cache.lengths, batch.rows, batch.ends)
+        return x
+
+    def _step(self, batch: Batch) -> Step:
+        upload = self.device.to_device
+        positions = upload(batch.positions)
+        rotary = None if self.rotary is None else self.rotary.step(batch, positions)
+        return Step(upload(batch.rows), positions, upload(batch.ends), rotary)
+
+    def _check(self, batch: Batch, cache: KVCache) -> None:
+        """A wrong index on a GPU would read another sequence's memory, so it is refused on the host."""
+        limit = min(cache.context, self.config.max_positions)
+        if self.config.rope is not None and self.config.rope.kind == "dynamic":
+            limit = cache.context  # made to go past the trained context
+        if int(batch.ends.max()) > limit:
+            raise ValueError(f"batch: position {int(batch.ends.max()) - 1} in a context of {limit}")
+        if int(batch.rows.max()) >= cache.num_rows or int(batch.rows.min()) < 0:
+            raise ValueError(f"batch: row {int(batch.rows.max())} in a cache of {cache.num_rows} rows")
+        if int(batch.tokens.max()) >= self.config.vocab_size or int(batch.tokens.min()) < 0:
+            raise ValueError(f"batch: a token id outside the vocabulary of {self.config.vocab_size}")
+
+    def _reduce(self, x: Array) -> Array:
+        if self.collective.size > 1:
+            self.collective.all_reduce(x)
+        return x
+
+    def _gather(self, logits: Array) -> Array:
+        """[n, V of a rank] -> [n, V]: side by side, the padding of the last rank cut off."""
+        if self.collective.size > 1:
+            logits = self.collective.all_gather(logits)
+        if logits.shape[1] > self.config.vocab_size:
+            logits = self.device.xp.ascontiguousarray(logits[:, : self.config.vocab_size])
+        return logits
+
+
+def head_share(config: ModelConfig, shard: Shard) -> HeadShare:
+    first, count = query_head_range(config, shard)
+    _, kv_count = kv_head_range(config, shard)
+    return HeadShare(first, count, kv_count, kv_copies(config, shard))

@@ -1,0 +1,62 @@
+"""Compares one observation with its reference: golden values (fp32, whole model) or a float64 run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tests.conformance.check import compare
+from tests.equivalence.observe import Observation
+from tests.equivalence.settings import BARS, Setting
+
+EXCUSED_SHARE = 0.02  # of a setting's steps may differ in a token, and only where the two best are that close
+
+
+@dataclass
+class Verdict:
+    """Over all cases of a setting. `faults` is empty when the setting holds."""
+
+    faults: list[str] = field(default_factory=list)
+    steps: int = 0
+    excused: int = 0
+    worst: dict[str, float] = field(default_factory=dict)  # case -> largest error over its bar
+
+    def close(self) -> None:
+        if self.excused > EXCUSED_SHARE * self.steps:
+            self.faults.append(f"{self.excused} of {self.steps} steps chose another token within the margin; {EXCUSED_SHARE:.0%} may")
+
+    def summary(self) -> str:
+        case, share = max(self.worst.items(), key=lambda item: item[1], default=("-", 0.0))
+        return f"{len(self.worst)} cases, {self.steps} steps, {self.excused} excused, worst {share:.3f} of the bar ({case})"
+
+
+def bar_of(setting: Setting, case: dict[str, Any]) -> float:
+    return min(BARS["fp32"], case["meta"]["rel_tolerance"]) if setting.dtype == "fp32" else BARS[setting.dtype]
+
+
+def judge(verdict: Verdict, setting: Setting, case: dict[str, Any], got: Observation, want: Observation) -> None:
+    bar, name = bar_of(setting, case), case["name"]
+    mask = case["attention_mask"] if "attention_mask" in case else None
+    for array in got:
+        if array == "ppl_nll":
+            error = abs(float(got[array]) - float(want[array]))
+            result = {"ok": error <= bar * max(1.0, abs(float(want[array]))), "rel_error": error}
+        else:
+            result = compare(got[array], want[array], bar, mask)
+        verdict.worst[name] = max(verdict.worst.get(name, 0.0), float(result.get("rel_error", np.inf)) / bar)
+        if not result["ok"]:
+            verdict.faults.append(f"{name} {array}: {result}")
+        elif array in ("greedy_logits", "pad_logits"):
+            _count_tokens(verdict, f"{name} {array}", bar, got[array], want[array])
+
+
+def _count_tokens(verdict: Verdict, where: str, bar: float, got: np.ndarray, want: np.ndarray) -> None:
+    second, best = np.sort(want, axis=-1)[..., -2:].transpose(-1, *range(want.ndim - 1))
+    wide = best - second > 2 * bar * np.abs(want).max()
+    differs = got.argmax(-1) != want.argmax(-1)
+    verdict.steps += differs.size
+    verdict.excused += int((differs & ~wide).sum())
+    if (differs & wide).any():
+        verdict.faults.append(f"{where}: another token at {np.argwhere(differs & wide).tolist()} in spite of a wide margin")

@@ -1,0 +1,75 @@
+"""The axes of the equivalence harness. A new mechanism adds a field with its default, and lines to SETTINGS."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+
+DECODERS = (
+    "bloom gpt2 gpt2_inverse_layer_gelu gpt2_outliers gpt_neo gpt_neox_parallel gpt_neox_sequential gptj llama_gqa llama_gqa_tied "
+    "llama_rope_dynamic llama_rope_linear llama_rope_llama3 llama_rope_yarn mistral_window mixtral olmoe opt opt_embed_proj qwen2 qwen2_moe qwen3"
+).split()
+ENCODERS = "bert distilbert roberta".split()
+
+# Largest error allowed, as a share of the largest logit (docs/notation.md, "Numbers"). fp32 is compared with the golden
+# logits, whose case may name a tighter bar; the others with float64 on the rounded weights. int8 rounds only the weights,
+# which the float64 run shares, so its bar is that of the 16-bit keys and values (and, on a GPU, 16-bit activations).
+BARS = {"fp32": 1e-3, "fp16": 3e-3, "bf16": 2e-2, "int8": 3e-3}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way to run every case.
+
+    batch   "together": both sequences in one pass; "alone": each by itself; "staggered": the second prompt joins the
+            pass in which the first generates its first token, in rows that are not in order
+    layers  0: the whole model; n: cut to its first n layers (the simulator is slow), compared with a float64 run of the cut
+    """
+
+    device: str = "cpu"
+    dtype: str = "fp32"
+    tp: int = 1
+    batch: str = "together"
+    layers: int = 0
+    cases: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        shown = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name != "cases" and getattr(self, f.name) != f.default]
+        return ",".join(shown) or "plain"
+
+    def to_json(self) -> dict[str, object]:
+        return asdict(self)
+
+    def case_names(self) -> tuple[str, ...]:
+        return self.cases or (*DECODERS, *ENCODERS)
+
+
+SIM_CASES = ("gpt2", "gptj", "llama_gqa")
+
+CPU_SETTINGS = [
+    Setting(),
+    Setting(batch="alone"),
+    Setting(batch="staggered"),
+    Setting(dtype="fp16"),
+    Setting(dtype="bf16", batch="staggered"),
+    Setting(dtype="int8"),
+    Setting(tp=2),
+    Setting(tp=4),
+    Setting(tp=2, dtype="bf16", batch="staggered"),
+]
+SIM_SETTINGS = [
+    Setting(device="sim", layers=1, cases=SIM_CASES),
+    Setting(device="sim", layers=1, cases=SIM_CASES, dtype="fp16", batch="staggered"),
+]
+GPU_SETTINGS = [
+    Setting(device="cuda"),
+    Setting(device="cuda", batch="alone"),
+    Setting(device="cuda", batch="staggered"),
+    Setting(device="cuda", dtype="fp16"),
+    Setting(device="cuda", dtype="fp16", batch="staggered"),
+    Setting(device="cuda", dtype="bf16"),
+    Setting(device="cuda", dtype="int8"),
+]
+TWO_GPU_SETTINGS = [
+    Setting(device="cuda", tp=2),
+    Setting(device="cuda", tp=2, dtype="fp16", batch="staggered"),
+]
