@@ -1,0 +1,122 @@
+"""An NVIDIA GPU: CuPy arrays, numba.cuda kernels, cuBLAS. CuPy's current stream orders the work of all three."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import cupy
+import cupyx
+import numba
+import numpy as np
+
+from l1_kernels.cuda_api import cuda
+from l1_kernels.errors import UserError
+from l1_kernels.gpu_kernels import GpuKernels
+from l1_kernels.linear.cublas import Gemm
+from l1_kernels.weight import Array, Weight
+
+Result = TypeVar("Result")
+
+
+class CudaDevice:
+    """GPU `index` of those visible. It becomes the current device of CuPy and of numba in the calling thread."""
+
+    name = "cuda"
+    xp = cupy
+
+    def __init__(self, index: int = 0) -> None:
+        count = cupy.cuda.runtime.getDeviceCount()
+        if index >= count:
+            raise UserError(f"--device cuda: GPU {index} asked for, {count} can be seen; start fewer ranks or mend CUDA_VISIBLE_DEVICES")
+        self.index = index
+        # Read when numba was imported; a program that imported numba before `prepare` gets the same here.
+        for config in _numba_configs():
+            config.CUDA_ARRAY_INTERFACE_SYNC = 0
+            config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
+        cuda.select_device(index)
+        self._device = cupy.cuda.Device(index)
+        self._device.use()
+        self.description = cupy.cuda.runtime.getDeviceProperties(index)["name"].decode()
+        self._numba_streams: dict[int, Any] = {0: 0}
+        self.kernels = GpuKernels(self.empty, self._numba_stream, Gemm())
+
+    def _numba_stream(self) -> Any:
+        """numba's name for CuPy's current stream (0: the default one of both)."""
+        pointer = cupy.cuda.get_current_stream().ptr
+        if pointer not in self._numba_streams:
+            self._numba_streams[pointer] = cuda.external_stream(pointer)
+        return self._numba_streams[pointer]
+
+    def to_device(self, host: np.ndarray) -> Array:
+        return cupy.ascontiguousarray(cupy.asarray(host))
+
+    def to_host(self, array: Array) -> np.ndarray:
+        return cupy.asnumpy(array)
+
+    def weight(self, host: Weight) -> Weight:
+        scale = None if host.scale is None else self.to_device(host.scale)
+        return Weight(self.to_device(host.data), host.dtype, scale)
+
+    def empty(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Array:
+        return cupy.empty(shape, dtype)
+
+    def zeros(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Array:
+        return cupy.zeros(shape, dtype)
+
+    def synchronize(self) -> None:
+        self._device.synchronize()
+
+    def memory(self) -> tuple[int, int]:
+        free, total = self._device.mem_info
+        return free + cupy.get_default_memory_pool().free_bytes(), total
+
+    def stream(self) -> cupy.cuda.Stream:
+        return cupy.cuda.Stream(non_blocking=True)
+
+    def event(self) -> cupy.cuda.Event:
+        return cupy.cuda.Event()
+
+    def elapsed_ms(self, start: cupy.cuda.Event, end: cupy.cuda.Event) -> float:
+        end.synchronize()
+        return cupy.cuda.get_elapsed_time(start, end)
+
+    def pinned(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
+        return cupyx.empty_pinned(shape, dtype)
+
+    def capture(self, step: Callable[[], Result]) -> CudaGraph[Result]:
+        return CudaGraph(step)
+
+
+class CudaGraph(Generic[Result]):
+    """A CUDA graph of everything `step` launched, through CuPy, cuBLAS and numba alike.
+
+    Its arrays come from a memory pool of its own that lives as long as the graph: a replay writes to the addresses it
+    was recorded with, so nobody else may be given them in between.
+    """
+
+    def __init__(self, step: Callable[[], Result]) -> None:
+        caller = cupy.cuda.get_current_stream()
+        self._pool = cupy.cuda.MemoryPool()
+        self._stream = cupy.cuda.Stream(non_blocking=True)  # the default stream cannot be captured
+        self._stream.wait_event(caller.record())
+        with self._stream, cupy.cuda.using_allocator(self._pool.malloc):
+            step()  # kernels compile and load here, which a capture does not allow; the pool grows to its size
+            self._stream.synchronize()
+            self._stream.begin_capture()
+            try:
+                self._result = step()
+            finally:
+                self._graph = self._stream.end_capture()
+
+    def replay(self) -> Result:
+        """Launches on the current stream. The result's arrays are the same each time, overwritten."""
+        self._graph.launch(cupy.cuda.get_current_stream())
+        return self._result
+
+
+def _numba_configs() -> list[Any]:
+    """numba's settings, and numba-cuda's where it keeps its own."""
+    separate = sys.modules.get("numba.cuda.core.config")
+    return [numba.config] if separate is None else [numba.config, separate]

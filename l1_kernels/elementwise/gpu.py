@@ -1,0 +1,67 @@
+"""x[i] += y[i];   y[t, n] += b[n];   bits[i] = round(x[i])
+
+All float32 in global memory, `bits` uint16 (fp16 or bf16). Adding reads 8 bytes and writes 4 a number, rounding reads 4
+and writes 2; one operation each: bound by bytes.
+
+    thread i -> numbers i, i + (all threads), ...; the launcher starts a thread a number, up to a few thousand blocks
+
+The last two serve `linear`: cuBLAS has no bias, and multiplies 16-bit inputs. Flat arrays; size 0 launches nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+from numba import types
+
+from l1_kernels.carrier import F32_1D, F32_2D, array_type, storer
+from l1_kernels.cuda_api import cuda
+
+
+@cache
+def make_add() -> Callable[..., Any]:
+    """kernel(x, y): x += y, flat."""
+
+    @cuda.jit
+    def add(x, y):
+        for i in range(cuda.grid(1), x.shape[0], cuda.gridsize(1)):
+            x[i] += y[i]
+
+    return add
+
+
+@cache
+def make_add_bias() -> Callable[..., Any]:
+    """kernel(y, bias): y [T, N] += bias [N]."""
+
+    @cuda.jit
+    def add_bias(y, bias):
+        width = y.shape[1]
+        for i in range(cuda.grid(1), y.shape[0] * width, cuda.gridsize(1)):
+            t = i // width
+            n = i - t * width
+            y[t, n] += bias[n]
+
+    return add_bias
+
+
+@cache
+def make_round(dtype: str) -> Callable[..., Any]:
+    """kernel(x, bits): x in the carrier of `dtype`, flat."""
+    store = storer(dtype)
+
+    @cuda.jit
+    def round_to(x, bits):
+        for i in range(cuda.grid(1), x.shape[0], cuda.gridsize(1)):
+            bits[i] = store(x[i])
+
+    return round_to
+
+
+def variants() -> Iterator[tuple[str, Callable[..., Any], tuple[types.Type, ...]]]:
+    yield "add", make_add(), (F32_1D, F32_1D)
+    yield "add_bias", make_add_bias(), (F32_2D, F32_1D)
+    for dtype in ("fp16", "bf16"):
+        yield f"round_{dtype}", make_round(dtype), (F32_1D, array_type(dtype, 1))

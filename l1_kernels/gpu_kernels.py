@@ -1,0 +1,226 @@
+"""The kernels of the GPU (each operation's gpu.py), on CuPy arrays, or on NumPy arrays in numba's simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from l1_kernels import checks
+from l1_kernels.activation import gpu as activation
+from l1_kernels.attention import gpu as attend
+from l1_kernels.checks import FLOAT32, INT32
+from l1_kernels.elementwise import gpu as elementwise
+from l1_kernels.embedding import gpu as embedding
+from l1_kernels.kv_write import gpu as kv_write
+from l1_kernels.linear import gpu as linear
+from l1_kernels.norm import gpu as norm
+from l1_kernels.rotary import gpu as rotate
+from l1_kernels.routing import gpu as routing
+from l1_kernels.weight import CARRIER, Array, Weight
+
+MAX_THREADS = 256  # a block
+MAX_BLOCKS = 4096  # of a kernel whose threads stride over a flat array
+MAX_GRID_Y = 65535
+
+
+class GpuKernels:
+    """`kernels.Kernels` over numba.cuda.
+
+    empty   makes an uninitialised array of the device: empty(shape, dtype)
+    stream  gives the stream to launch on, as numba names it (None: numba's default one)
+    gemm    gemm(x, w, dtype, y): cuBLAS for many tokens (None: a kernel of ours)
+    """
+
+    def __init__(
+        self,
+        empty: Callable[..., Array],
+        stream: Callable[[], Any] | None = None,
+        gemm: Callable[[Array, Array, str, Array], None] | None = None,
+    ) -> None:
+        self._empty = empty
+        self._stream = stream or (lambda: 0)
+        self._gemm = gemm
+        self._absent: Array | None = None
+
+    def embed(self, table: Weight, ids: Array, first: int = 0) -> Array:
+        checks.matrix(table, "table")
+        checks.ranked(ids, "ids", INT32, 1)
+        width = table.data.shape[1]
+        out = self._empty((ids.shape[0], width), np.float32)
+        kernel = embedding.make_embed(table.dtype)
+        self._launch(kernel, ids.shape[0], threads(width), table.data, self._or_absent(table.scale), ids, first, out)
+        return out
+
+    def layer_norm(self, x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
+        checks.ranked(x, "x", FLOAT32, 2)
+        checks.array(weight, "weight", FLOAT32, x.shape[1:])
+        if bias is not None:
+            checks.array(bias, "bias", FLOAT32, x.shape[1:])
+        y = self._empty(x.shape, np.float32)
+        self._launch(
+            norm.make_layer_norm(), x.shape[0], threads(x.shape[1]),
+            x, weight, self._or_absent(bias), bias is not None, np.float32(eps), y,
+        )  # fmt: skip
+        return y
+
+    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
+        checks.ranked(x, "x", FLOAT32, 2)
+        checks.array(weight, "weight", FLOAT32, x.shape[1:])
+        y = self._empty(x.shape, np.float32)
+        self._launch(norm.make_rms_norm(), x.shape[0], threads(x.shape[1]), x, weight, np.float32(eps), y)
+        return y
+
+    def linear(self, x: Array, weight: Weight, bias: Array | None = None) -> Array:
+        checks.matrix(weight, "weight")
+        checks.ranked(x, "x", FLOAT32, 2)
+        num_tokens, (num_out, size) = x.shape[0], weight.data.shape
+        if x.shape[1] != size:
+            checks.reject("x", f"[T, {size}] (weight's K)", checks.describe(x))
+        if bias is not None:
+            checks.array(bias, "bias", FLOAT32, (num_out,))
+        y = self._empty((num_tokens, num_out), np.float32)
+        if num_tokens > linear.SKINNY_TOKENS and self._gemm is not None and weight.dtype != "int8" and y.size and size:
+            self._linear_cublas(x, weight, bias, y)
+            return y
+        if num_tokens <= linear.SKINNY_TOKENS:
+            tokens = 1 if num_tokens == 1 else 4
+            kernel = linear.make_skinny(weight.dtype, tokens)
+            grid, block = (ceil_div(num_out, linear.WARPS), ceil_div(num_tokens, tokens)), (linear.WARPS * 32,)
+        else:
+            kernel = linear.make_tiled(weight.dtype)
+            grid, block = (ceil_div(num_out, linear.TILE), ceil_div(num_tokens, linear.TILE)), (linear.TILE, linear.TILE)
+        if grid[1] > MAX_GRID_Y:
+            checks.reject("x", f"of at most {MAX_GRID_Y * linear.TILE} tokens", checks.describe(x))
+        self._launch(kernel, grid, block, x, weight.data, self._or_absent(weight.scale), self._or_absent(bias), bias is not None, y)
+        return y
+
+    def _linear_cublas(self, x: Array, weight: Weight, bias: Array | None, y: Array) -> None:
+        if weight.dtype != "fp32":
+            rounded = self._empty(x.shape, CARRIER[weight.dtype])
+            self._launch_flat(elementwise.make_round(weight.dtype), x.size, x.reshape(-1), rounded.reshape(-1))
+            x = rounded
+        assert self._gemm is not None
+        self._gemm(x, weight.data, weight.dtype, y)
+        if bias is not None:
+            self._launch_flat(elementwise.make_add_bias(), y.size, y, bias)
+
+    def activate(self, x: Array, kind: str) -> Array:
+        checks.ranked(x, "x", FLOAT32, 2)
+        checks.known(kind, "kind", activation.KINDS)
+        y = self._empty(x.shape, np.float32)
+        self._launch_flat(activation.make_activate(kind), y.size, x.reshape(-1), y.reshape(-1))
+        return y
+
+    def gate(self, x: Array, kind: str) -> Array:
+        checks.ranked(x, "x", FLOAT32, 2)
+        checks.known(kind, "kind", activation.KINDS)
+        if x.shape[1] % 2:
+            checks.reject("x", "[T, 2F]", checks.describe(x))
+        y = self._empty((x.shape[0], x.shape[1] // 2), np.float32)
+        self._launch_flat(activation.make_gate(kind), y.size, x, y)
+        return y
+
+    def add(self, x: Array, y: Array) -> Array:
+        checks.array(y, "y", FLOAT32, x.shape)
+        checks.array(x, "x", FLOAT32, y.shape)
+        self._launch_flat(elementwise.make_add(), x.size, x.reshape(-1), y.reshape(-1))
+        return x
+
+    def rotary(self, qkv: Array, num_rotated: int, cos: Array, sin: Array, index: Array, interleaved: bool) -> None:
+        checks.heads(qkv, 0, num_rotated, "num_rotated")
+        checks.ranked(cos, "cos", FLOAT32, 2)
+        checks.array(sin, "sin", FLOAT32, cos.shape)
+        checks.array(index, "index", INT32, (qkv.shape[0],))
+        if 2 * cos.shape[1] > qkv.shape[2]:
+            checks.reject("cos", f"[P, r/2] with r <= {qkv.shape[2]} (qkv's d)", checks.describe(cos))
+        block = threads(num_rotated * cos.shape[1])
+        self._launch(rotate.make_rotary(bool(interleaved)), qkv.shape[0], block, qkv, num_rotated, cos, sin, index)
+
+    def head_norm(self, qkv: Array, first: int, count: int, weight: Array, eps: float) -> None:
+        checks.heads(qkv, first, count)
+        checks.array(weight, "weight", FLOAT32, qkv.shape[2:])
+        self._launch(norm.make_head_norm(), (qkv.shape[0], count), 32, qkv, first, weight, np.float32(eps))
+
+    def sum_squares(self, qkv: Array, first: int, count: int) -> Array:
+        checks.heads(qkv, first, count)
+        total = self._empty((qkv.shape[0],), np.float32)
+        self._launch(norm.make_sum_squares(), qkv.shape[0], threads(count * qkv.shape[2]), qkv, first, count, total)
+        return total
+
+    def span_norm(self, qkv: Array, first: int, count: int, total: Array, size: int, weight: Array, eps: float) -> None:
+        checks.heads(qkv, first, count)
+        checks.array(total, "total", FLOAT32, (qkv.shape[0],))
+        checks.array(weight, "weight", FLOAT32, (count * qkv.shape[2],))
+        if size <= 0:
+            checks.reject("size", "positive", size)
+        block = threads(weight.shape[0])
+        self._launch(norm.make_span_norm(), qkv.shape[0], block, qkv, first, total, size, weight, np.float32(eps))
+
+    def write_kv(
+        self, qkv: Array, num_heads: int, cache_k: Array, cache_v: Array, dtype: str, rows: Array, positions: Array
+    ) -> None:
+        checks.cache(qkv, num_heads, cache_k, cache_v, dtype)
+        checks.array(rows, "rows", INT32, (qkv.shape[0],))
+        checks.array(positions, "positions", INT32, (qkv.shape[0],))
+        block = threads(cache_k.shape[1] * cache_k.shape[3])
+        self._launch(kv_write.make_write_kv(dtype), qkv.shape[0], block, qkv, num_heads, cache_k, cache_v, rows, positions)
+
+    def attention(
+        self, qkv: Array, num_heads: int, cache_k: Array, cache_v: Array, dtype: str, rows: Array, ends: Array,
+        window: int, scale: float, slopes: Array | None,
+    ) -> Array:  # fmt: skip
+        checks.cache(qkv, num_heads, cache_k, cache_v, dtype)
+        num_tokens, _, head_dim = qkv.shape
+        checks.array(rows, "rows", INT32, (num_tokens,))
+        checks.array(ends, "ends", INT32, (num_tokens,))
+        if slopes is not None:
+            checks.array(slopes, "slopes", FLOAT32, (num_heads,))
+        if window < 0:
+            checks.reject("window", "0 (the whole context) or positive", window)
+        if head_dim > attend.MAX_HEAD_DIM:
+            checks.reject("qkv", f"of a head dimension up to {attend.MAX_HEAD_DIM}", checks.describe(qkv))
+        out = self._empty((num_tokens, num_heads * head_dim), np.float32)
+        self._launch(
+            attend.make_attention(dtype, attend.lanes_share(head_dim)), (num_tokens, num_heads), attend.WARPS * 32,
+            qkv, num_heads, cache_k, cache_v, rows, ends, window, np.float32(scale), self._or_absent(slopes), slopes is not None, out,
+        )  # fmt: skip
+        return out
+
+    def route(self, logits: Array, top_k: int, softmax_first: bool, renormalise: bool) -> tuple[Array, Array]:
+        checks.ranked(logits, "logits", FLOAT32, 2)
+        if not 1 <= top_k <= logits.shape[1]:
+            checks.reject("top_k", f"in 1..{logits.shape[1]} (logits' E)", top_k)
+        shape = (logits.shape[0], top_k)
+        experts, weights = self._empty(shape, np.int32), self._empty(shape, np.float32)
+        over_all = bool(softmax_first and not renormalise)
+        self._launch(routing.make_route(), logits.shape[0], 32, logits, over_all, experts, weights)
+        return experts, weights
+
+    def _launch(self, kernel: Any, grid: int | tuple[int, ...], block: int | tuple[int, ...], *arguments: Any) -> None:
+        """On the current stream; an empty grid, which CUDA refuses, has nothing to do."""
+        if np.all(grid):
+            kernel[grid, block, self._stream()](*arguments)
+
+    def _launch_flat(self, kernel: Any, size: int, *arguments: Any) -> None:
+        """A thread a number of `size`, as far as MAX_BLOCKS go."""
+        block = threads(size)
+        self._launch(kernel, min(ceil_div(size, block), MAX_BLOCKS), block, *arguments)
+
+    def _or_absent(self, array: Array | None) -> Array:
+        """A kernel's argument list is fixed: what is absent becomes one number that nobody reads."""
+        if array is not None:
+            return array
+        if self._absent is None:
+            self._absent = self._empty((1,), np.float32)
+        return self._absent
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def threads(items: int) -> int:
+    """Threads of a block over `items`: whole warps, at most MAX_THREADS."""
+    return min(MAX_THREADS, max(1, ceil_div(items, 32)) * 32)
