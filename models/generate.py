@@ -1,0 +1,222 @@
+"""The generation loop: prompts in, new tokens and text out, any number of sequences side by side.
+
+A step is one forward pass over a packed batch (no padding): whole prompts of sequences that begin, one token of each
+that goes on. When a sequence ends, its cache row is given to the next prompt, which joins the others' next step.
+
+    waiting prompts -> free rows -> forward -> logits [n, V] -> a token each -> text, or the end of the sequence
+                           ^                                                            |
+                           +------------------------------------------------------------+
+
+Rank 0 of the tensor-parallel group chooses the tokens and tells the others; all of them then take the same decisions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from l1_kernels.errors import UserError
+from layers.batch import Batch
+from layers.config import ModelConfig
+from models.sampling import Sampling, next_token
+from models.stream import TextStream
+
+if TYPE_CHECKING:
+    from models.tokenizer import Tokenizer
+
+
+class Model(Protocol):
+    """What generation asks of `models.runner.Runner`."""
+
+    config: ModelConfig
+    device: Any
+    collective: Any
+
+    def new_cache(self, num_rows: int, context: int) -> Any: ...
+
+    def forward(self, batch: Batch, cache: Any) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateOptions:
+    """What `run` is told, beside the prompts. eos_ids: the config's and the tokenizer's, () to go on past them."""
+
+    max_new_tokens: int = 128
+    sampling: Sampling = Sampling()
+    stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    eos_ids: tuple[int, ...] = ()
+    batch_size: int = 8
+    check_nan: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise UserError(f"--max-new-tokens must be at least 1, got {self.max_new_tokens}")
+        if self.batch_size < 1:
+            raise UserError(f"--batch-size must be at least 1, got {self.batch_size}")
+
+
+@dataclass(slots=True)
+class Result:
+    """One prompt's outcome.
+
+    token_ids      the new tokens, the one that ended the sequence too
+    text           theirs, without an end token's and cut before a stop string; "" without a tokenizer
+    finish_reason  "length" | "eos" | "stop"
+    token_times    when each token was there, in seconds from the start of `generate`
+    """
+
+    index: int
+    prompt_ids: list[int]
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: str = ""
+    token_times: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """A prompt that has a row of the cache."""
+
+    result: Result
+    stream: TextStream
+    row: int
+
+    @property
+    def length(self) -> int:
+        return len(self.result.prompt_ids) + len(self.result.token_ids)
+
+
+def context_limit(config: ModelConfig) -> int:
+    """The most tokens that a sequence may have. Dynamic rotary scaling is made to go past the trained positions."""
+    if config.rope is not None and config.rope.kind == "dynamic":
+        return int(config.max_positions * config.rope.factor)
+    return config.max_positions
+
+
+def check_prompts(config: ModelConfig, prompts: Sequence[Sequence[int]], max_new_tokens: int, names: Sequence[str] = ()) -> None:
+    """Raises UserError for a prompt that this model cannot continue by so many tokens. names: what to call each one."""
+    limit = context_limit(config)
+    for index, ids in enumerate(prompts):
+        name = names[index] if names else f"prompt {index + 1}"
+        if len(ids) == 0:
+            raise UserError(f"{name}: is empty; give at least one token")
+        outside = [i for i in ids if not 0 <= i < config.vocab_size]
+        if outside:
+            raise UserError(f"{name}: token id {outside[0]} is outside the vocabulary of {config.vocab_size}")
+        if len(ids) > limit:
+            raise UserError(f"{name}: {len(ids)} tokens are more than the model's {limit} positions; shorten it")
+        if len(ids) + max_new_tokens > limit:
+            raise UserError(
+                f"{name}: {len(ids)} tokens and {max_new_tokens} new ones are more than the model's {limit} positions; "
+                f"--max-new-tokens can be {limit - len(ids)} at most"
+            )
+
+
+def generate(
+    runner: Model, prompts: Sequence[Sequence[int]], options: GenerateOptions, tokenizer: Tokenizer | None = None,
+    on_text: Callable[[int, str], None] | None = None, indices: Sequence[int] | None = None,
+) -> list[Result]:
+    """Continue every prompt; results in the prompts' order.
+
+    prompts  lists of ids; `check_prompts` says what they must be
+    on_text  called with a prompt's index and the text that is new, as it comes, on every rank
+    indices  each prompt's number in the whole command, where this rank sees only a part of them: it names the random
+             numbers. Default: 0, 1, 2 ...
+    """
+    check_prompts(runner.config, prompts, options.max_new_tokens)
+    if not prompts:
+        return []
+    results = [Result(index, list(ids)) for index, ids in zip(indices or range(len(prompts)), prompts, strict=True)]
+    num_rows = min(options.batch_size, len(prompts))
+    longest = max(map(len, prompts)) + options.max_new_tokens
+    cache = runner.new_cache(num_rows, longest - 1)  # the last new token is never fed back
+    waiting, running, free_rows = deque(results), list[_Sequence](), list(reversed(range(num_rows)))
+    start = time.perf_counter()
+
+    while waiting or running:
+        starting = []
+        while waiting and free_rows:
+            starting.append(_Sequence(waiting.popleft(), _text_stream(options, tokenizer), free_rows.pop()))
+        batch = _next_batch(running, starting)
+        running += starting
+        for sequence in starting:
+            cache.lengths[sequence.row] = 0  # the row's last owner is gone
+        logits = runner.device.to_host(runner.forward(batch, cache))
+        tokens = _choose(runner, logits, running, options)
+        now = time.perf_counter() - start
+        for sequence, token in zip(running, tokens, strict=True):
+            result = sequence.result
+            result.token_ids.append(token)
+            result.token_times.append(now)
+            text = sequence.stream.push(token)
+            if text and on_text is not None:
+                on_text(result.index, text)
+            if sequence.stream.finish_reason is not None:
+                result.text, result.finish_reason = sequence.stream.text, sequence.stream.finish_reason
+                free_rows.append(sequence.row)
+        running = [sequence for sequence in running if not sequence.result.finish_reason]
+    return results
+
+
+def _text_stream(options: GenerateOptions, tokenizer: Tokenizer | None) -> TextStream:
+    token_bytes = None if tokenizer is None else tokenizer.token_bytes
+    return TextStream(token_bytes, options.stop, options.eos_ids, options.stop_ids, options.max_new_tokens)
+
+
+def _next_batch(running: list[_Sequence], starting: list[_Sequence]) -> Batch:
+    """The last token of each running sequence, then the whole prompts of those that start: one output each, in that order."""
+    parts = []
+    if running:
+        tokens = [sequence.result.token_ids[-1] for sequence in running]
+        parts.append(Batch.step(tokens, [s.row for s in running], [s.length - 1 for s in running]))
+    if starting:
+        parts.append(Batch.prompts([s.result.prompt_ids for s in starting], [s.row for s in starting]))
+    return Batch.join(parts) if len(parts) > 1 else parts[0]
+
+
+def _choose(runner: Model, logits: np.ndarray, running: list[_Sequence], options: GenerateOptions) -> list[int]:
+    """logits [n, V], one row a running sequence -> their next tokens, decided on one rank."""
+    if options.check_nan and not np.isfinite(logits).all():
+        row = int(np.flatnonzero(~np.isfinite(logits).all(axis=1))[0])
+        sequence = running[row].result
+        raise UserError(
+            f"--check-nan: logits of prompt {sequence.index + 1} are not all finite at new token {len(sequence.token_ids) + 1}: "
+            f"try --dtype fp32 (or bf16)"
+        )
+    tokens = None
+    if runner.collective.rank == 0:
+        tokens = []
+        for row, sequence in zip(logits, running, strict=True):
+            result = sequence.result
+            seen = result.prompt_ids + result.token_ids if options.sampling.repetition_penalty != 1.0 else ()
+            tokens.append(next_token(row, seen, options.sampling, result.index, len(result.token_ids)))
+    return runner.collective.broadcast(tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Of one `generate`: the first prompt's first token, a step of one more token, and new tokens a second over all of it."""
+
+    first_token_ms: float
+    token_ms: float
+    tokens_per_s: float
+
+    @classmethod
+    def of(cls, results: Sequence[Result]) -> Timing:
+        times = [r.token_times for r in results if r.token_times]
+        if not times:
+            return cls(0.0, 0.0, 0.0)
+        steps = sum(len(t) - 1 for t in times)
+        between = sum(t[-1] - t[0] for t in times)
+        total = max(t[-1] for t in times)
+        return cls(
+            first_token_ms=1e3 * min(t[0] for t in times),
+            token_ms=1e3 * between / steps if steps else 0.0,
+            tokens_per_s=sum(map(len, times)) / total if total else 0.0,
+        )
