@@ -2,7 +2,7 @@
 
     cpu    NumPy arrays, NumPy/BLAS and numba CPU kernels
     cuda   CuPy arrays, numba.cuda kernels and cuBLAS (cuda_device.py)
-    sim    NumPy arrays, the same numba.cuda kernels in numba's simulator: no GPU needed, and a debugger steps through
+    sim    NumPy arrays, the same numba.cuda kernels in a simulator: no GPU needed, and a debugger steps through
 
 Streams, events, pinned memory and graphs are real on `cuda`. On the host everything is done when a call returns, so there
 they keep the same interface and do nothing: code that overlaps copies with kernels reads the same on a laptop.
@@ -211,15 +211,15 @@ class SimDevice(HostDevice):
 
     def __init__(self) -> None:
         if not simulator_is_on():
-            raise UserError("--device sim: numba was imported without its simulator; set NUMBA_ENABLE_CUDASIM=1 before Python starts")
+            raise UserError("--device sim: the simulator is chosen when Python starts; set NUMBA_ENABLE_CUDASIM=1 in the environment")
         from l1_kernels.gpu_kernels import GpuKernels
 
-        super().__init__("numba's CUDA simulator", GpuKernels(self.empty))
+        super().__init__("CUDA simulator", GpuKernels(self.empty))
 
 
 def prepare(name: str) -> None:
-    """Sets what numba reads when it is imported. A command calls this first; an imported numba makes it come too late,
-    and `open_device` says so."""
+    """Sets what is read when numba and cuda_api are imported. A command calls this first; where they are imported already
+    it comes too late, and `open_device` says so."""
     if name == "sim":
         os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
     if name != "cpu":
@@ -251,8 +251,8 @@ def open_device(name: str, index: int = 0) -> Device:
 
 def cuda_problem() -> str | None:
     """Why no GPU can be used here, in a few words, or None. Imports CuPy only where it is installed."""
-    if os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0"):
-        return "NUMBA_ENABLE_CUDASIM is set, which puts numba's simulator in the GPU's place"
+    if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
+        return "NUMBA_ENABLE_CUDASIM is set, which puts the simulator in the GPU's place"
     if importlib.util.find_spec("cupy") is None:
         return "CuPy is not installed (the extra cuda12 or cuda13 brings it)"
     if importlib.util.find_spec("numba_cuda") is None:
@@ -273,10 +273,12 @@ def cuda_problem() -> str | None:
 
 
 def simulator_is_on() -> bool:
-    """Whether this process's numba runs kernels in its simulator (decided when numba was imported)."""
-    from numba import config
+    """Whether this process's kernels run in the simulator (decided when cuda_api was first imported)."""
+    if os.environ.get("NUMBA_ENABLE_CUDASIM") != "1":
+        return False
+    from l1_kernels.cuda_api import SIMULATED
 
-    return bool(config.ENABLE_CUDASIM)
+    return SIMULATED
 
 
 def host_memory() -> tuple[int, int]:

@@ -10,7 +10,6 @@ The launcher rejects: x that is not float32 [T, F] (gate: [T, 2F]), an unknown k
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 from numba import types
 
 from l1_kernels.carrier import F32_1D, F32_2D
-from l1_kernels.cuda_api import cuda
+from l1_kernels.cuda_api import cuda, math
 
 KINDS = ("gelu", "gelu_new", "relu", "silu")
 ZERO, HALF, ONE = np.float32(0), np.float32(0.5), np.float32(1)

@@ -15,7 +15,6 @@ slopes that are not float32 [H]. A token without keys gives zeros. T = 0 launche
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
@@ -25,7 +24,7 @@ from numba import types
 
 from l1_kernels import groups
 from l1_kernels.carrier import F32_1D, F32_2D, F32_3D, FLOATS, I32_1D, array_type, loader
-from l1_kernels.cuda_api import cuda
+from l1_kernels.cuda_api import cuda, math
 
 MAX_HEAD_DIM = 256
 WARPS = 4  # a block

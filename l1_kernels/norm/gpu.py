@@ -12,7 +12,6 @@ The launcher rejects: x that is not float32 [T, D], weights of another width, he
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
@@ -22,7 +21,7 @@ from numba import types
 
 from l1_kernels import groups
 from l1_kernels.carrier import F32_1D, F32_2D, F32_3D
-from l1_kernels.cuda_api import cuda
+from l1_kernels.cuda_api import cuda, math
 
 ZERO, ONE = np.float32(0), np.float32(1)
 block_sum, reduce_sum, lane_index = groups.block_sum, groups.reduce_sum, groups.lane

@@ -14,7 +14,6 @@ The launcher rejects: logits that are not float32 [T, E], k outside 1..E. T = 0 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
@@ -24,7 +23,7 @@ from numba import types
 
 from l1_kernels import groups
 from l1_kernels.carrier import F32_2D, I32_2D
-from l1_kernels.cuda_api import cuda
+from l1_kernels.cuda_api import cuda, math
 
 ZERO, INFINITY = np.float32(0), np.float32(np.inf)
 reduce_sum, reduce_max, reduce_min, lane_index = groups.reduce_sum, groups.reduce_max, groups.reduce_min, groups.lane
