@@ -1,0 +1,45 @@
+"""The one door to CUDA: everything in the project that writes or launches a kernel imports `cuda` from here.
+
+`cuda` is numba.cuda, or, where NUMBA_ENABLE_CUDASIM=1 stands in the environment at the first import, our own simulator of it
+(l1_kernels/simulator). Both offer the same names, so a kernel is written once:
+
+    from l1_kernels.cuda_api import cuda, math
+
+    @cuda.jit
+    def scale(x, factor): ...
+
+    scale[blocks, threads, stream](x, np.float32(2))
+
+`math` is Python's module on a GPU, where numba compiles it, and on the simulator a twin with a device's arithmetic: exp(1000) is
+infinity there, not an OverflowError, and a float32 gives a float32.
+
+`SIMULATED` says which of the two it is. `intrinsic` and `types` are numba's, for inline_ptx.py alone; the simulator has none.
+numba-cuda is in maintenance mode: a move to its successor changes this file and inline_ptx.py.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
+
+cuda: Any
+math: Any
+intrinsic: Any = None
+types: Any = None
+
+if SIMULATED:
+    from l1_kernels.simulator import api as cuda
+    from l1_kernels.simulator import device_math as math
+else:
+    # A kernel that is given a CuPy array would otherwise wait for its stream, which a graph capture does not survive;
+    # small launches are the rule in decoding, so numba's warnings about them say nothing.
+    os.environ.setdefault("NUMBA_CUDA_ARRAY_INTERFACE_SYNC", "0")
+    os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")
+    import math
+
+    from numba import cuda, types
+    from numba.cuda.extending import intrinsic
+
+__all__ = ["SIMULATED", "cuda", "intrinsic", "math", "types"]
