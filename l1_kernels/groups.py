@@ -6,7 +6,7 @@
     the grid    grid_sync
 
 All lanes of a tile must call a tile's function together, all threads of a block a block's, and blocks are a multiple of 32
-threads: the simulator refuses anything else. Every lane gets the result. Values are float32 or int32 (in the block's: float32).
+threads: the simulator refuses anything else. Values are float32 or int32 (the block's: float32).
 """
 
 from __future__ import annotations
@@ -124,32 +124,30 @@ def block_sync():
 
 @cuda.jit(device=True)
 def block_sum(value):
-    """The sum of a float32 over the block, the same in every thread: each tile's, then the first tile's way over those."""
-    parts = cuda.shared.array(TILE, np.float32)
-    total = reduce_sum(value)
+    """The sum of a float32 over the block, the same bits in every thread: each tile's, then those in order."""
+    scratch = cuda.shared.array(TILE, np.float32)  # a block has at most 32 tiles
+    part = reduce_sum(value)
     if cuda.laneid == 0:
-        parts[warp()] = total
+        scratch[warp()] = part
     cuda.syncthreads()
-    total = np.float32(0)
-    if cuda.laneid < num_warps():
-        total = parts[cuda.laneid]
-    total = reduce_sum(total)
-    cuda.syncthreads()  # the next call writes to `parts`
+    total = scratch[0]
+    for w in range(1, num_warps()):
+        total += scratch[w]
+    cuda.syncthreads()  # the next call writes to scratch
     return total
 
 
 @cuda.jit(device=True)
 def block_max(value):
     """The largest float32 of the block, in every thread."""
-    parts = cuda.shared.array(TILE, np.float32)
-    largest = reduce_max(value)
+    scratch = cuda.shared.array(TILE, np.float32)
+    part = reduce_max(value)
     if cuda.laneid == 0:
-        parts[warp()] = largest
+        scratch[warp()] = part
     cuda.syncthreads()
-    largest = np.float32(-np.inf)
-    if cuda.laneid < num_warps():
-        largest = parts[cuda.laneid]
-    largest = reduce_max(largest)
+    largest = scratch[0]
+    for w in range(1, num_warps()):
+        largest = max(largest, scratch[w])
     cuda.syncthreads()
     return largest
 
