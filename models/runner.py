@@ -10,7 +10,7 @@ import numpy as np
 from l1_kernels.device import Device
 from l1_kernels.weight import Array
 from l2_dense_parallel.collectives import Collective
-from l2_dense_parallel.slicing import Shard, kv_copies, kv_head_range, query_head_range, vocab_range
+from l2_dense_parallel.slicing import Shard
 from l3_moe.reference import ReferenceMoE
 from layers.alibi import alibi_slopes
 from layers.attention import Attention, HeadShare, Step
@@ -39,8 +39,7 @@ class Runner:
         self.dtype = dtype
         self.kv_dtype = "fp16" if dtype == "int8" else dtype  # int8 names the weights; keys and values stay in 16 bits
         self.heads = head_share(config, shard)
-        first_row, _ = vocab_range(config, shard)
-        edges = EmbeddingWeights.from_tensors(ends, first_row)
+        edges = EmbeddingWeights.from_tensors(ends, first_row=shard.vocabulary(config.vocab_size).start)
         self.embedding = Embedding(config, device, edges, self._reduce)
         self.head = Head(config, device, edges, self._gather)
         self.rotary = None if config.rope is None else Rotary(config.rope, config.max_positions, device)
@@ -121,6 +120,6 @@ class Runner:
 
 
 def head_share(config: ModelConfig, shard: Shard) -> HeadShare:
-    first, count = query_head_range(config, shard)
-    _, kv_count = kv_head_range(config, shard)
-    return HeadShare(first, count, kv_count, kv_copies(config, shard))
+    """The heads of this rank, and on how many ranks each of its KV heads lies."""
+    query, kv = shard.heads(config.num_heads), shard.kv_heads(config.num_kv_heads)
+    return HeadShare(query.start, len(query), len(kv), kv_copies=max(1, shard.size // config.num_kv_heads))

@@ -48,6 +48,8 @@ def judge(verdict: Verdict, setting: Setting, case: dict[str, Any], got: Observa
         verdict.worst[name] = max(verdict.worst.get(name, 0.0), float(result.get("rel_error", np.inf)) / bar)
         if not result["ok"]:
             verdict.faults.append(f"{name} {array}: {result}")
+        elif array == "pad_logits" and "pad_tokens" in want and (got[array].argmax(-1) != want["pad_tokens"]).any():
+            verdict.faults.append(f"{name}: other tokens than the golden pad_tokens")
         elif array in ("greedy_logits", "pad_logits"):
             _count_tokens(verdict, f"{name} {array}", bar, got[array], want[array])
 

@@ -1,0 +1,20 @@
+"""A checkpoint becomes a runner on a device: read slice by slice in this rank's share, moved to the device layer by layer."""
+
+from __future__ import annotations
+
+from l1_kernels.device import Device
+from l2_dense_parallel.collectives import Collective
+from l2_dense_parallel.slicing import Shard, check_tp
+from l4_offload.resident import ResidentWeights, to_device
+from models.loading import Checkpoint, Progress, stream_model
+from models.runner import Runner
+
+
+def build_runner(
+    checkpoint: Checkpoint, device: Device, dtype: str, shard: Shard, collective: Collective, progress: Progress | None = None
+) -> Runner:
+    """dtype "fp32" | "fp16" | "bf16" | "int8": how weights and KV cache are held. UserError where the heads do not divide
+    over the shard's ranks, or the checkpoint is not whole."""
+    check_tp(checkpoint.config, shard.size)
+    config, ends, layers = stream_model(checkpoint, dtype, shard, progress)
+    return Runner(config, device, shard, collective, to_device(device, ends), ResidentWeights.load(device, layers), dtype)
