@@ -1,0 +1,108 @@
+"""What ranks of a group do together, as the layers see it: one protocol, and the implementation for a group of one.
+
+The rest: `mpi_collective.py` (host memory), `nccl_collective.py` (GPUs). `open_collective` picks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from l1_kernels.weight import Array
+from l2_dense_parallel.mesh import Mesh
+from l2_dense_parallel.world import World
+
+
+@dataclass(slots=True)
+class Counters:
+    """Calls, and bytes that this rank put into them, by operation."""
+
+    messages: Counter[str] = field(default_factory=Counter)
+    bytes: Counter[str] = field(default_factory=Counter)
+
+    def add(self, operation: str, size: int) -> None:
+        self.messages[operation] += 1
+        self.bytes[operation] += size
+
+
+class Collective(Protocol):
+    """A group of ranks. Every call must be made by all of them, in the same order."""
+
+    rank: int
+    size: int
+    counters: Counters
+
+    def all_reduce(self, x: Array) -> Array:
+        """The sum over the group, in place in x (float32, any shape, C-contiguous), the same bits on every rank; returns x."""
+        ...
+
+    def all_gather(self, x: Array) -> Array:
+        """x [n, m] (float32, the same shape on every rank) -> [n, size * m]: rank r's columns are [r * m, (r + 1) * m)."""
+        ...
+
+    def broadcast(self, obj: Any) -> Any:
+        """Rank 0's Python object, on every rank."""
+        ...
+
+    def gather(self, obj: Any) -> list[Any] | None:
+        """Every rank's Python object, in rank order, on rank 0; None on the others."""
+        ...
+
+    def barrier(self) -> None:
+        """Return once all have called it."""
+        ...
+
+
+class NoCollective:
+    """A group of one."""
+
+    rank = 0
+    size = 1
+
+    def __init__(self) -> None:
+        self.counters = Counters()
+
+    def all_reduce(self, x: Array) -> Array:
+        return x
+
+    def all_gather(self, x: Array) -> Array:
+        return x
+
+    def broadcast(self, obj: Any) -> Any:
+        return obj
+
+    def gather(self, obj: Any) -> list[Any] | None:
+        return [obj]
+
+    def barrier(self) -> None:
+        return
+
+
+def open_collective(world: World, mesh: Mesh, axis: str, device: str = "cpu", share_gpu: bool = False) -> Collective:
+    """The collective of this rank's group on `axis` ("tp", "dp", ...). device: "cpu" | "sim" | "cuda"; all ranks of the
+    group call it together, on cuda after each has made its GPU current. share_gpu: ranks share a GPU, which NCCL
+    refuses, so device arrays go through host memory."""
+    communicator = mesh.communicators.get(axis)
+    if communicator is None or world.watchdog is None:
+        return NoCollective()
+    from l2_dense_parallel.mpi_collective import MPICollective, StagedCollective
+
+    arguments = (communicator, world.watchdog, axis, mesh.members[axis])
+    if device != "cuda":
+        return MPICollective(*arguments)
+    if share_gpu:
+        return StagedCollective(*arguments)
+    from l2_dense_parallel.nccl_collective import NCCLCollective
+
+    return NCCLCollective(*arguments)
+
+
+def check_float32(x: Array, operation: str, dimensions: int | None = None) -> None:
+    """ValueError unless x is a C-contiguous float32 array (of so many dimensions)."""
+    if x.dtype != np.float32 or not x.flags.c_contiguous:
+        raise ValueError(f"{operation}: x must be C-contiguous float32, got {x.dtype}")
+    if dimensions is not None and x.ndim != dimensions:
+        raise ValueError(f"{operation}: x must have {dimensions} dimensions, got shape {x.shape}")
