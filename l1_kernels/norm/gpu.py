@@ -1,7 +1,7 @@
 """LayerNorm: y = (x - mean) / sqrt(var + eps) * w + b.  RMSNorm: y = x / sqrt(mean(x^2) + eps) * w.
 
-x, y float32 [T, D]; w, b float32 [D]; qkv float32 [T, H+2G, d]: all in global memory, sums in registers and 32 shared
-floats. Reads 4(T*D + 2D) bytes (LayerNorm walks its row three times, the last two out of L1/L2), writes 4*T*D, about 6
+x, y float32 [T, D]; w, b float32 [D]; qkv float32 [T, H+2G, d]: all in global memory, sums in registers and `block_sum`'s
+32 shared floats. Reads 4(T*D + 2D) bytes (LayerNorm walks its row three times, the last two out of L1/L2), writes 4*T*D, about 6
 operations a number: bound by bytes.
 
     layer_norm, rms_norm, sum_squares, span_norm    block t -> token t; sums over warps by `block_sum`
@@ -33,18 +33,17 @@ def make_layer_norm() -> Callable[..., Any]:
 
     @cuda.jit
     def layer_norm(x, weight, bias, has_bias, eps, y):
-        scratch = cuda.shared.array(32, types.float32)
         t = cuda.blockIdx.x
         size = x.shape[1]
         part = ZERO
         for i in range(cuda.threadIdx.x, size, cuda.blockDim.x):
             part += x[t, i]
-        mean = block_sum(part, scratch) / np.float32(size)
+        mean = block_sum(part) / np.float32(size)
         part = ZERO
         for i in range(cuda.threadIdx.x, size, cuda.blockDim.x):
             centred = x[t, i] - mean
             part += centred * centred
-        variance = block_sum(part, scratch) / np.float32(size)
+        variance = block_sum(part) / np.float32(size)
         factor = ONE / math.sqrt(variance + eps)
         for i in range(cuda.threadIdx.x, size, cuda.blockDim.x):
             shift = bias[i] if has_bias else ZERO
@@ -59,13 +58,12 @@ def make_rms_norm() -> Callable[..., Any]:
 
     @cuda.jit
     def rms_norm(x, weight, eps, y):
-        scratch = cuda.shared.array(32, types.float32)
         t = cuda.blockIdx.x
         size = x.shape[1]
         part = ZERO
         for i in range(cuda.threadIdx.x, size, cuda.blockDim.x):
             part += x[t, i] * x[t, i]
-        mean_square = block_sum(part, scratch) / np.float32(size)
+        mean_square = block_sum(part) / np.float32(size)
         factor = ONE / math.sqrt(mean_square + eps)
         for i in range(cuda.threadIdx.x, size, cuda.blockDim.x):
             y[t, i] = x[t, i] * factor * weight[i]
@@ -98,7 +96,6 @@ def make_sum_squares() -> Callable[..., Any]:
 
     @cuda.jit
     def sum_squares(qkv, first, count, total):
-        scratch = cuda.shared.array(32, types.float32)
         t = cuda.blockIdx.x
         size = qkv.shape[2]
         part = ZERO
@@ -106,7 +103,7 @@ def make_sum_squares() -> Callable[..., Any]:
             head = item // size
             number = qkv[t, first + head, item - head * size]
             part += number * number
-        whole = block_sum(part, scratch)
+        whole = block_sum(part)
         if cuda.threadIdx.x == 0:
             total[t] = whole
 

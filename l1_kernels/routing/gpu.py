@@ -26,7 +26,7 @@ from l1_kernels.carrier import F32_2D, I32_2D
 from l1_kernels.cuda_api import cuda, math
 
 ZERO, INFINITY = np.float32(0), np.float32(np.inf)
-reduce_sum, reduce_max, reduce_min, lane_index = groups.reduce_sum, groups.reduce_max, groups.reduce_min, groups.lane
+reduce_sum, reduce_max, lane_index = groups.reduce_sum, groups.reduce_max, groups.lane
 
 
 @cache
@@ -50,7 +50,7 @@ def make_route() -> Callable[..., Any]:
                     if logit > best or expert == num_experts:
                         best, expert = logit, e
             last = reduce_max(best)
-            last_expert = reduce_min(expert if best == last else num_experts)
+            last_expert = -reduce_max(np.int32(-(expert if best == last else num_experts)))  # the lowest
             top = last if j == 0 else top
             weight = math.exp(last - top)
             kept += weight
