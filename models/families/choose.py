@@ -10,13 +10,12 @@ from models.families.fields import Fields, refuse_everywhere
 
 def choose_family(reader: Reader) -> tuple[Family, Fields]:
     """The family, and the checkpoint's settings as it reads them. UserError for one that is not known."""
-    where = str(reader.config_path)
     if "general.architecture" in reader.metadata:
-        from models.families.llama_cpp import family_of_gguf
+        from models.families.llama_cpp import gguf_family
 
-        family = family_of_gguf(reader.metadata["general.architecture"], where)
-    else:
-        family = family_of(reader.metadata.get("model_type"), where)
+        return gguf_family(reader)
+    where = str(reader.config_path)
+    family = family_of(reader.metadata.get("model_type"), where)
     fields = Fields(reader.metadata, where, family.name)
     refuse_everywhere(fields)
     return family, fields
