@@ -63,6 +63,17 @@ class Tokenizer:
         return self.backend.token_to_id(name)
 
 
+def tokenizer_of(path: Path) -> Tokenizer | None:
+    """The tokenizer of a model as `models.find` gives it: a folder, or a GGUF file that holds its own. None where a
+    folder has none."""
+    if path.is_dir():
+        return load_tokenizer(path)
+    from models.checkpoint.gguf import read_gguf_metadata
+    from models.tokenizer_gguf import tokenizer_from_gguf
+
+    return tokenizer_from_gguf(read_gguf_metadata(path), str(path))
+
+
 def load_tokenizer(folder: Path) -> Tokenizer | None:
     """The tokenizer of a model's folder; None where the folder has none (its model runs with --ids).
 

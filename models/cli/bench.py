@@ -1,0 +1,163 @@
+"""`bench`: how long a token takes, and how far that is from what the memory allows.
+
+At small batches a step reads every weight once and does little else, so its bound is bytes of weights / bandwidth. Both
+are measured in this run: the bandwidth as a read-only sum over more than 1 GB, on all ranks at the same time.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from l2_dense_parallel.world import World
+from models.cli.options import OUTPUT, EngineOptions, at_least_one, flag
+
+if TYPE_CHECKING:
+    from l1_kernels.device import Device
+    from models.cli.open_model import OpenModel
+    from models.generate import Result
+    from models.runner import Runner
+
+SIZE = "Size"
+SUM_BYTES = (1 << 30) + (1 << 26)  # read by the bandwidth test: more than 1 GB, so that no cache holds it
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """How much to generate."""
+
+    prompt_length: Annotated[int, flag("--prompt-length", panel=SIZE, metavar="N", text="tokens of each prompt")] = 128
+    new_tokens: Annotated[int, flag("--new-tokens", panel=SIZE, metavar="N", text="tokens to generate")] = 32
+    batch: Annotated[int, flag("--batch", panel=SIZE, metavar="N", text="prompts side by side in a data-parallel group")] = 1
+    json: Annotated[bool, flag("--json", panel=OUTPUT, text="one JSON document and nothing else")] = False
+
+    def __post_init__(self) -> None:
+        at_least_one("--prompt-length", self.prompt_length)
+        at_least_one("--new-tokens", self.new_tokens - 1)
+        at_least_one("--batch", self.batch)
+
+
+def bench(world: World, engine: EngineOptions, options: BenchOptions) -> None:
+    """Time to first token, ms/token, tokens/s, GB/s of weights and % of the memory's bound."""
+    import numpy as np
+
+    from models.cli.open_model import open_model
+    from models.generate import GenerateOptions, check_prompts, generate
+
+    opened = open_model(world, engine, quiet=options.json, seen={"bench": options})
+    if opened is None:
+        return
+    generator = np.random.default_rng(0)
+    prompts = generator.integers(0, opened.config.vocab_size, (options.batch, options.prompt_length)).tolist()
+    names = ["--prompt-length"] * options.batch
+    check_prompts(opened.config, prompts, options.new_tokens, names)
+    opened.load()
+
+    def once(new_tokens: int) -> list[Result]:
+        return generate(opened.runner, prompts, GenerateOptions(new_tokens, batch_size=options.batch))
+
+    once(2)  # compiles, and touches every weight
+    opened.collective.barrier()
+    results = once(options.new_tokens)
+    opened.collective.barrier()
+    gigabytes_s = read_bandwidth(opened.device) / 1e9
+    if opened.speaks:
+        report(figures(opened, options, results, gigabytes_s), options.json)
+
+
+def figures(opened: OpenModel, options: BenchOptions, results: list[Result], bandwidth: float) -> dict[str, Any]:
+    """bandwidth and gb_s are one rank's, in 1e9 bytes a second; tokens_per_s is of all data-parallel groups together."""
+    times = results[0].token_times
+    step = (times[-1] - times[0]) / (len(times) - 1)
+    weights = bytes_read(opened.runner, options.batch)
+    gb_s = weights / step / 1e9
+    return {
+        "model": opened.name,
+        "device": opened.device.name,
+        "hardware": opened.device.description,
+        "dtype": opened.dtype,
+        "mesh": opened.mesh.describe(),
+        "prompt_length": options.prompt_length,
+        "new_tokens": options.new_tokens,
+        "batch": options.batch,
+        "load_s": round(opened.load_s, 3),
+        "first_token_ms": round(1e3 * times[0], 3),
+        "token_ms": round(1e3 * step, 4),
+        "tokens_per_s": round(options.batch * opened.mesh.dp / step, 2),
+        "weight_bytes": weights,
+        "gb_s": round(gb_s, 3),
+        "bandwidth_gb_s": round(bandwidth, 2),
+        "bound_ms": round(weights / bandwidth / 1e6, 4),
+        "percent_of_bound": round(100 * gb_s / bandwidth, 1),
+    }
+
+
+def report(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps(found) + "\n")
+        return
+    sys.stdout.write(
+        f"prompt {found['prompt_length']}, {found['new_tokens']} new tokens, batch {found['batch']}\n"
+        f"first token  {found['first_token_ms']:.1f} ms\n"
+        f"each more    {found['token_ms']:.3f} ms/token, {found['tokens_per_s']:.1f} tokens/s\n"
+        f"weights      {found['weight_bytes'] / 1e6:.1f} MB a step and rank: {found['gb_s']:.2f} GB/s of {found['bandwidth_gb_s']:.1f} GB/s, "
+        f"{found['percent_of_bound']:.0f} % of the bound of {found['bound_ms']:.3f} ms\n"
+    )
+
+
+def bytes_read(runner: Runner, batch: int) -> int:
+    """Bytes of weights that this rank reads in a step of `batch` tokens: every matrix once. A table is read a row a token,
+    unless it is the head too; of the experts, those that so many tokens choose if their choices are spread evenly."""
+    config = runner.config
+    layers = [runner.weights.layer(index) for index in range(config.num_layers)]
+    total = 0.0
+    for layer in layers:
+        matrices = [layer.qkv, layer.attn_out, layer.ffn_up, layer.ffn_down]
+        if layer.moe is not None:
+            matrices += [layer.moe.shared_up, layer.moe.shared_down]
+            assert config.moe is not None
+            touched = 1 - (1 - config.moe.top_k / config.moe.num_experts) ** batch
+            total += touched * (layer.moe.up.weight.nbytes + layer.moe.down.weight.nbytes) + layer.moe.gate.nbytes
+        total += sum(matrix.weight.nbytes for matrix in matrices if matrix is not None)
+    ends = runner.head.weights
+    matrices = [ends.head, ends.project_in, ends.project_out]
+    return round(total) + sum(matrix.weight.nbytes for matrix in matrices if matrix is not None)
+
+
+def read_bandwidth(device: Device, repeats: int = 5) -> float:
+    """Bytes a second of a read-only sum over SUM_BYTES in the device's memory, the best of `repeats`."""
+    if device.name == "cuda":
+        data = device.zeros(SUM_BYTES // 4)
+        data.sum()
+        device.synchronize()
+        start, end = device.event(), device.event()
+        best = float("inf")
+        for _ in range(repeats):
+            start.record()
+            data.sum()
+            end.record()
+            best = min(best, device.elapsed_ms(start, end) / 1e3)
+        return SUM_BYTES / best
+    return host_read_bandwidth(repeats)
+
+
+def host_read_bandwidth(repeats: int) -> float:
+    """The same in host memory, on as many threads as numba may use."""
+    import os
+    from concurrent.futures import ThreadPoolExecutor
+
+    import numpy as np
+
+    threads = int(os.environ.get("NUMBA_NUM_THREADS", "1"))
+    data = np.ones(SUM_BYTES // 8)  # ones, not zeros: zero pages may be one page
+    parts = np.array_split(data, threads)
+    best = float("inf")
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(repeats):
+            start = time.perf_counter()
+            list(pool.map(np.sum, parts))
+            best = min(best, time.perf_counter() - start)
+    return SUM_BYTES / best

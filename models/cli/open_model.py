@@ -1,0 +1,161 @@
+"""From --model, --device and the ranks to a model that can run: what `run`, `score` and `bench` do first.
+
+In two steps. `open_model` reads only headers: it finds the checkpoint, the device, the mesh and the tokenizer, so that a
+command can refuse wrong input before anything big happens. `OpenModel.load` then reads the weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from l1_kernels.device import Device, cuda_problem, open_device
+from l1_kernels.errors import UserError
+from l2_dense_parallel.collectives import Collective, open_collective
+from l2_dense_parallel.gpus import choose_gpus
+from l2_dense_parallel.mesh import Mesh, build_mesh, choose_shape
+from l2_dense_parallel.slicing import Shard
+from l2_dense_parallel.world import World
+from layers.config import ModelConfig
+from models.build import build_runner
+from models.chat import chat_end_ids
+from models.cli.options import EngineOptions
+from models.cli.progress import progress_bar
+from models.find import find_model
+from models.loading import Checkpoint, open_checkpoint
+from models.runner import Runner
+from models.tokenizer import Tokenizer, tokenizer_of
+
+
+@dataclass(slots=True)
+class OpenModel:
+    """One rank's view. `load` must be called before `runner` is read; load_s is how long it took."""
+
+    name: str
+    world: World
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer | None
+    device: Device
+    mesh: Mesh
+    dtype: str
+    collective: Collective
+    between_groups: Collective  # of Python objects, over the ranks with the same tp rank
+    verbose: bool = False
+    load_s: float = 0.0
+    _runner: Runner | None = field(default=None)
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.checkpoint.config
+
+    @property
+    def runner(self) -> Runner:
+        assert self._runner is not None, "load() comes first"
+        return self._runner
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this is the rank that talks to the user."""
+        return self.world.rank == 0
+
+    def eos_ids(self, chat: bool = False) -> tuple[int, ...]:
+        """All that end a text: by config.json, by the tokenizer's files, and in a chat by its own end of a turn."""
+        found = [*self.config.eos_ids]
+        if self.tokenizer is not None:
+            found += [*self.tokenizer.eos_ids, *(chat_end_ids(self.tokenizer) if chat else ())]
+        return tuple(dict.fromkeys(found))
+
+    def load(self) -> None:
+        """Read this rank's share of the weights onto the device. UserError (on all ranks) where the checkpoint is not whole."""
+        start = time.perf_counter()
+        together = self.world.agreement() if self.mesh.size == self.world.size else nullcontext()
+        with together, progress_bar(f"loading {self.name}", self.speaks) as progress:
+            shard = Shard(self.mesh.tp_rank, self.mesh.tp)
+            self._runner = build_runner(self.checkpoint, self.device, self.dtype, shard, self.collective, progress)
+        self.device.synchronize()
+        self.load_s = time.perf_counter() - start
+        if self.speaks and kernels_are_cold(self.device):
+            print("compiling kernels: some seconds, the first time only", file=sys.stderr, flush=True)
+        if self.verbose:
+            free, total = self.device.memory()
+            print(f"rank {self.world.rank}: loaded in {self.load_s:.2f} s, {free >> 20} of {total >> 20} MiB free", file=sys.stderr, flush=True)
+
+
+def open_model(world: World, engine: EngineOptions, quiet: bool, seen: dict[str, Any]) -> OpenModel | None:
+    """All ranks call it together.
+
+    quiet  standard output is for a document: the line about the device goes to standard error
+    seen   what else the ranks must agree on: option groups and inputs by name
+    Returns None on a rank that stands aside because there are more ranks than GPUs.
+    """
+    world.start()
+    world.check_same(**flags_of(engine), **{k: v for name, value in seen.items() for k, v in (flags_of(value) or {name: value}).items()})
+    with world.agreement():
+        path = find_model(engine.model)
+        checkpoint = open_checkpoint(path)
+        if not checkpoint.config.causal:
+            raise UserError(f"--model {engine.model}: {checkpoint.config.family} is an encoder and generates no text; see python -m models.bert")
+        tokenizer = tokenizer_of(path)
+    device_name, index, taking_part, line = choose_device(world, engine)
+    config = checkpoint.config
+    shape = choose_shape(len(taking_part), config.num_heads, config.num_kv_heads, tp=engine.tp, pp=engine.pp)
+    mesh = build_mesh(world, shape, taking_part)
+    if mesh is None:
+        return None
+    device = open_device(device_name, index)
+    dtype = engine.dtype or (config.dtype if device.name == "cuda" else "fp32")
+    opened = OpenModel(
+        engine.model, world, checkpoint, tokenizer, device, mesh, dtype,
+        collective=open_collective(world, mesh, "tp", device.name, engine.share_gpu),
+        between_groups=open_collective(world, mesh, "dp"),
+        verbose=engine.verbose,
+    )  # fmt: skip
+    if opened.speaks:
+        say_where(opened, line, sys.stderr if quiet else sys.stdout)
+    return opened
+
+
+def flags_of(options: object) -> dict[str, Any]:
+    """An option group as {"--flag": value}; {} for anything else."""
+    if not dataclasses.is_dataclass(options):
+        return {}
+    return {"--" + f.name.replace("_", "-"): getattr(options, f.name) for f in dataclasses.fields(options)}
+
+
+def choose_device(world: World, engine: EngineOptions) -> tuple[str, int, list[int], str]:
+    """-> (device, GPU index, world ranks that take part, a line for the user or ""). The same device on all ranks."""
+    everyone = list(world.everyone)
+    if engine.device in ("cpu", "sim"):
+        return engine.device, 0, everyone, ""
+    problems = world.exchange(cuda_problem())
+    if engine.device == "auto" and any(problems):
+        return "cpu", 0, everyone, ""
+    world.agree(UserError(f"--device cuda: {problems[world.rank]}; use --device cpu") if problems[world.rank] else None)
+    asked = any(degree is not None for degree in (engine.tp, engine.pp, engine.ep))
+    return "cuda", *choose_gpus(world, asked, engine.share_gpu)
+
+
+def say_where(opened: OpenModel, line: str, stream: Any) -> None:
+    """The first line: which device was taken, and how the ranks are laid out."""
+    mesh = opened.mesh
+    ranks = f", {mesh.size} ranks (tp {mesh.tp}, dp {mesh.dp})" if mesh.size > 1 else ""
+    print(f"{opened.name} on {opened.device.name} ({opened.device.description}), {opened.dtype}{ranks}", file=stream, flush=True)
+    if line:
+        print(line, file=stream, flush=True)
+    if opened.verbose:
+        print(opened.config, file=sys.stderr, flush=True)
+
+
+def kernels_are_cold(device: Device) -> bool:
+    """Whether the first step will compile: on a CPU, no compiled kernel lies in numba's cache; on a GPU, always."""
+    if device.name != "cpu":
+        return device.name == "cuda"
+    cache = os.environ.get("NUMBA_CACHE_DIR")
+    folder = Path(cache) if cache else Path(sys.modules["l1_kernels"].__path__[0])
+    return next(folder.rglob("*.nbi"), None) is None

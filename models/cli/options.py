@@ -1,0 +1,118 @@
+"""The flags of every command that opens a model, and the refusal of those whose machinery is not built yet.
+
+A flag is never ignored: what it asks for is done, or one line says that it cannot be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from typer import Option
+
+from l1_kernels.errors import UserError
+from l2_dense_parallel.mesh import refuse_unbuilt
+
+DTYPES = ("fp32", "fp16", "bf16", "int8")
+DEVICES = ("auto", "cpu", "cuda", "sim")
+MODEL, RANKS, MEMORY, SPEED, OUTPUT = "Model", "Ranks", "Memory", "Speed", "Output"
+
+
+def flag(*names: str, panel: str, text: str, metavar: str | None = None, show_default: bool = True):
+    return Option(*names, help=text, metavar=metavar, rich_help_panel=panel, show_default=show_default)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Which model, where it runs, and how its weights, cache and ranks are laid out."""
+
+    model: Annotated[
+        str, flag("--model", "-m", panel=MODEL, metavar="NAME|DIR|FILE", text="a bundled name, a Hugging Face folder or a GGUF file")
+    ] = "shakespeare"
+    dtype: Annotated[
+        str | None, flag("--dtype", panel=MODEL, metavar="|".join(DTYPES), text="how weights and KV cache are held (default: fp32 on cpu, else the checkpoint's)")
+    ] = None
+    device: Annotated[str, flag("--device", panel=MODEL, metavar="|".join(DEVICES), text="auto: a GPU where one is usable, else the CPU")] = "auto"
+
+    tp: Annotated[int | None, flag("--tp", panel=RANKS, metavar="T", text="tensor-parallel ranks (default: as many as divide the heads)")] = None
+    pp: Annotated[int | None, flag("--pp", panel=RANKS, metavar="P", text="pipeline stages")] = None
+    ep: Annotated[int | None, flag("--ep", panel=RANKS, metavar="E", text="owners of experts")] = None
+    share_gpu: Annotated[bool, flag("--share-gpu", panel=RANKS, text="let several ranks use one GPU (for tests)")] = False
+    schedule: Annotated[str | None, flag("--schedule", panel=RANKS, metavar="hybrid|queued|lockstep", text="of the pipeline")] = None
+    prompt_micro_batches: Annotated[int | None, flag("--prompt-micro-batches", panel=RANKS, metavar="N", text="of the pipeline, prompts")] = None
+    token_micro_batches: Annotated[int | None, flag("--token-micro-batches", panel=RANKS, metavar="N", text="of the pipeline, tokens")] = None
+    all_to_all: Annotated[str | None, flag("--all-to-all", panel=RANKS, metavar="pcc|flat|hierarchical", text="exchange of tokens and experts")] = None
+    capacity_factor: Annotated[float | None, flag("--capacity-factor", panel=RANKS, metavar="F", text="the most tokens an expert takes")] = None
+
+    kv: Annotated[str, flag("--kv", panel=MEMORY, metavar="gpu|cpu", text="where the KV cache lives")] = "gpu"
+    offload_parity: Annotated[
+        bool | None, flag("--offload-parity/--no-offload-parity", panel=MEMORY, text="odd and even layers' caches take turns", show_default=False)
+    ] = None
+    weights: Annotated[str, flag("--weights", panel=MEMORY, metavar="gpu|cpu|nvme", text="where the weights live")] = "gpu"
+    store: Annotated[str | None, flag("--store", panel=MEMORY, metavar="DIR", text="where --weights nvme keeps its store")] = None
+    prefetch: Annotated[int | None, flag("--prefetch", panel=MEMORY, metavar="K", text="layers to stream ahead")] = None
+    resident_layers: Annotated[int | None, flag("--resident-layers", panel=MEMORY, metavar="N", text="layers that are not streamed")] = None
+    gpu_memory: Annotated[str | None, flag("--gpu-memory", panel=MEMORY, metavar="8GiB", text="the most GPU memory to use")] = None
+    verify: Annotated[bool, flag("--verify", panel=MEMORY, text="check the store's sums while streaming")] = False
+
+    int8: Annotated[str, flag("--int8", panel=SPEED, metavar="w8a16|w8a8", text="what --dtype int8 rounds: weights, or activations too")] = "w8a16"
+    graph: Annotated[bool | None, flag("--graph/--no-graph", panel=SPEED, text="replay a step as a CUDA graph", show_default=False)] = None
+
+    check_nan: Annotated[bool, flag("--check-nan", panel=OUTPUT, text="stop at the first logits that are not all finite")] = False
+    verbose: Annotated[bool, flag("--verbose", panel=OUTPUT, text="say more about model, ranks and memory (on standard error)")] = False
+
+    def __post_init__(self) -> None:
+        one_of("--dtype", self.dtype, DTYPES)
+        one_of("--device", self.device, DEVICES)
+        one_of("--kv", self.kv, ("gpu", "cpu"))
+        one_of("--weights", self.weights, ("gpu", "cpu", "nvme"))
+        one_of("--int8", self.int8, ("w8a16", "w8a8"))
+        one_of("--schedule", self.schedule, ("hybrid", "queued", "lockstep"))
+        one_of("--all-to-all", self.all_to_all, ("pcc", "flat", "hierarchical"))
+        for name in ("tp", "pp", "ep", "prompt_micro_batches", "token_micro_batches", "prefetch"):
+            at_least_one("--" + name.replace("_", "-"), getattr(self, name))
+        refuse_what_is_not_built(self)
+
+
+def one_of(name: str, value: str | None, known: tuple[str, ...]) -> None:
+    if value is not None and value not in known:
+        raise UserError(f"{name} {value}: have {', '.join(known)}")
+
+
+def at_least_one(name: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise UserError(f"{name} must be at least 1, got {value}")
+
+
+def refuse_what_is_not_built(options: EngineOptions) -> None:
+    """Each line: the flag as given (None: it asks for nothing special), and what it would need."""
+    pipeline, experts, streaming = "pipeline parallelism is", "expert parallelism is", "streaming is"
+
+    def given(name: str, value: object) -> str | None:
+        return None if value is None else f"{name} {value}"
+
+    def above_one(name: str, value: int | None) -> str | None:
+        return given(name, value) if value is not None and value > 1 else None
+
+    refuse_unbuilt(options.pp, options.ep)
+    parity = None if options.offload_parity is None else ("--offload-parity" if options.offload_parity else "--no-offload-parity")
+    needs = [
+        (given("--schedule", options.schedule), pipeline),
+        (above_one("--prompt-micro-batches", options.prompt_micro_batches), pipeline),
+        (above_one("--token-micro-batches", options.token_micro_batches), pipeline),
+        (given("--all-to-all", options.all_to_all), experts),
+        (given("--capacity-factor", options.capacity_factor), "a capacity limit is"),
+        ("--kv cpu" if options.kv == "cpu" else None, "a KV cache in host memory is"),
+        (parity, "a KV cache in host memory is"),
+        (given("--weights", options.weights) if options.weights != "gpu" else None, streaming),
+        (given("--store", options.store), streaming),
+        (given("--prefetch", options.prefetch), streaming),
+        (given("--resident-layers", options.resident_layers), streaming),
+        (given("--gpu-memory", options.gpu_memory), streaming),
+        ("--verify" if options.verify else None, streaming),
+        ("--int8 w8a8" if options.int8 == "w8a8" else None, "int8 activations are"),
+        ("--graph" if options.graph else None, "graph capture of a step is"),
+    ]
+    for flag_given, what in needs:
+        if flag_given is not None:
+            raise UserError(f"{flag_given}: {what} not there yet")
