@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from l1_kernels import checks
-from l1_kernels.activation import reference as activation
-from l1_kernels.attention import reference as attend
+from l1_kernels.activation import cpu as activation
+from l1_kernels.attention import cpu as attend
+from l1_kernels.bounds import within
 from l1_kernels.checks import FLOAT32, INT32
 from l1_kernels.elementwise import reference as elementwise
 from l1_kernels.embedding import reference as embedding
-from l1_kernels.kv_write import reference as kv_write
-from l1_kernels.linear import reference as linear
-from l1_kernels.norm import reference as norm
-from l1_kernels.rotary import reference as rotate
-from l1_kernels.routing import reference as routing
+from l1_kernels.kv_write import cpu as kv_write
+from l1_kernels.linear import cpu as linear
+from l1_kernels.norm import cpu as norm
+from l1_kernels.norm import reference as span
+from l1_kernels.rotary import cpu as rotate
+from l1_kernels.routing import cpu as routing
 from l1_kernels.weight import Array, Weight
-
-KINDS = ("gelu", "gelu_new", "relu", "silu")
 
 
 class CpuKernels:
@@ -50,12 +50,12 @@ class CpuKernels:
 
     def activate(self, x: Array, kind: str) -> Array:
         checks.ranked(x, "x", FLOAT32, 2)
-        checks.known(kind, "kind", KINDS)
+        checks.known(kind, "kind", activation.KINDS)
         return activation.activate(x, kind)
 
     def gate(self, x: Array, kind: str) -> Array:
         checks.ranked(x, "x", FLOAT32, 2)
-        checks.known(kind, "kind", KINDS)
+        checks.known(kind, "kind", activation.KINDS)
         if x.shape[1] % 2:
             checks.reject("x", "[T, 2F]", checks.describe(x))
         return activation.gate(x, kind)
@@ -72,6 +72,7 @@ class CpuKernels:
         checks.array(index, "index", INT32, (qkv.shape[0],))
         if 2 * cos.shape[1] > qkv.shape[2]:
             checks.reject("cos", f"[P, r/2] with r <= {qkv.shape[2]} (qkv's d)", checks.describe(cos))
+        within(index, "index", 0, cos.shape[0] - 1)
         rotate.rotary(qkv, num_rotated, cos, sin, index, interleaved)
 
     def head_norm(self, qkv: Array, first: int, count: int, weight: Array, eps: float) -> None:
@@ -81,7 +82,7 @@ class CpuKernels:
 
     def sum_squares(self, qkv: Array, first: int, count: int) -> Array:
         checks.heads(qkv, first, count)
-        return norm.sum_squares(qkv, first, count)
+        return span.sum_squares(qkv, first, count)
 
     def span_norm(self, qkv: Array, first: int, count: int, total: Array, size: int, weight: Array, eps: float) -> None:
         checks.heads(qkv, first, count)
@@ -89,12 +90,14 @@ class CpuKernels:
         checks.array(weight, "weight", FLOAT32, (count * qkv.shape[2],))
         if size <= 0:
             checks.reject("size", "positive", size)
-        norm.span_norm(qkv, first, count, total, size, weight, eps)
+        span.span_norm(qkv, first, count, total, size, weight, eps)
 
     def write_kv(self, qkv: Array, num_heads: int, cache_k: Array, cache_v: Array, dtype: str, rows: Array, positions: Array) -> None:
         checks.cache(qkv, num_heads, cache_k, cache_v, dtype)
         checks.array(rows, "rows", INT32, qkv.shape[:1])
         checks.array(positions, "positions", INT32, qkv.shape[:1])
+        within(rows, "rows", 0, cache_k.shape[0] - 1)
+        within(positions, "positions", 0, cache_k.shape[2] - 1)
         kv_write.write_kv(qkv, num_heads, cache_k, cache_v, dtype, rows, positions)
 
     def attention(
@@ -117,6 +120,8 @@ class CpuKernels:
             checks.reject("window", "0 (whole context) or positive", window)
         if slopes is not None:
             checks.array(slopes, "slopes", FLOAT32, (num_heads,))
+        within(rows, "rows", 0, cache_k.shape[0] - 1)
+        within(ends, "ends", 0, cache_k.shape[2])
         return attend.attention(qkv, num_heads, cache_k, cache_v, dtype, rows, ends, window, scale, slopes)
 
     def route(self, logits: Array, top_k: int, softmax_first: bool, renormalise: bool) -> tuple[Array, Array]:
