@@ -14,6 +14,7 @@ import numpy as np
 from l1_kernels.cuda_api import cuda
 from l1_kernels.errors import UserError
 from l1_kernels.gpu_kernels import GpuKernels
+from l1_kernels.kernels import Kernels
 from l1_kernels.linear.cublas import Gemm
 from l1_kernels.weight import Array, Weight
 
@@ -40,7 +41,7 @@ class CudaDevice:
         self._device.use()
         self.description = cupy.cuda.runtime.getDeviceProperties(index)["name"].decode()
         self._numba_streams: dict[int, Any] = {0: 0}
-        self.kernels = GpuKernels(self.empty, self._numba_stream, Gemm())
+        self.kernels: Kernels = GpuKernels(self.empty, self._numba_stream, Gemm())
 
     def _numba_stream(self) -> Any:
         """numba's name for CuPy's current stream (0: the default one of both)."""

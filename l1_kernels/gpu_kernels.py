@@ -87,7 +87,7 @@ class GpuKernels:
         if num_tokens <= linear.SKINNY_TOKENS:
             tokens = 1 if num_tokens == 1 else 4
             kernel = linear.make_skinny(weight.dtype, tokens)
-            grid, block = (ceil_div(num_out, linear.WARPS), ceil_div(num_tokens, tokens)), (linear.WARPS * 32,)
+            grid, block = (ceil_div(num_out, linear.WARPS), ceil_div(num_tokens, tokens)), (linear.WARPS * 32, 1)
         else:
             kernel = linear.make_tiled(weight.dtype)
             grid, block = (ceil_div(num_out, linear.TILE), ceil_div(num_tokens, linear.TILE)), (linear.TILE, linear.TILE)
