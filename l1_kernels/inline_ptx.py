@@ -37,7 +37,7 @@ def instruction(ptx: str, *, returns: str | None = None, takes: Sequence[str] = 
 
 
 def _split(kind: str) -> tuple[str, int]:
-    """"f32x4" -> ("f32", 4); "f32" -> ("f32", 1)."""
+    """A type's scalar and count: "f32x4" -> ("f32", 4), "f32" -> ("f32", 1)."""
     base, _, count = kind.partition("x")
     return base, int(count or 1)
 

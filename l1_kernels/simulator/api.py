@@ -20,6 +20,8 @@ blockDim, gridDim = scheduler.block_dim, scheduler.grid_dim  # noqa: N816
 warpsize = scheduler.WARP_SIZE
 
 MAX_THREADS = 1024  # of a block
+MAX_GRID_YZ = 65535  # blocks
+ARGUMENTS = (np.ndarray, np.generic, int, float, complex, tuple)  # what a kernel can be given
 
 
 def __getattr__(name: str) -> Any:
@@ -46,8 +48,13 @@ class Kernel:
         grid, block = _dim3(grid, "grid"), _dim3(block, "block")
         if block[0] * block[1] * block[2] > MAX_THREADS:
             raise ValueError(f"block: {block} is more than {MAX_THREADS} threads")
+        if max(grid[1:]) > MAX_GRID_YZ:
+            raise ValueError(f"grid: {grid} is more than {MAX_GRID_YZ} in y or z")
 
         def launch(*arguments: Any) -> None:
+            for position, argument in enumerate(arguments):
+                if not isinstance(argument, ARGUMENTS):
+                    raise TypeError(f"argument {position} of kernel {self.__name__} is a {type(argument).__name__}")
             scheduler.launch(self.py_func, grid, block, shared_bytes, arguments)
 
         return launch

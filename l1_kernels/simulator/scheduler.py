@@ -59,7 +59,18 @@ class Warp:
 class Block:
     """The threads that share `shared`; `waiting` stand at its barrier."""
 
-    __slots__ = ("barrier_kind", "barrier_site", "dynamic", "num_returned", "num_threads", "shared", "shared_bytes", "waiting", "warps", "xyz")
+    __slots__ = (
+        "barrier_kind",
+        "barrier_site",
+        "dynamic",
+        "num_returned",
+        "num_threads",
+        "shared",
+        "shared_bytes",
+        "waiting",
+        "warps",
+        "xyz",
+    )
 
     def __init__(self, xyz: Dim3, num_threads: int) -> None:
         self.xyz = xyz

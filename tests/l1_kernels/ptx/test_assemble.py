@@ -1,0 +1,131 @@
+"""Every instruction compiles to the PTX that it promises, and ptxas takes it; so do the project's kernels. No GPU needed."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from l1_kernels import compile_ptx, ptx
+from l1_kernels.compile_ptx import CAPABILITIES, Resources, assemble, compile_to_ptx, find_modules, find_ptxas
+from l1_kernels.cuda_api import cuda
+from tests.l1_kernels.instruction_checks import GROUPS, INSTRUCTIONS, Check
+
+pytestmark = pytest.mark.ptx
+
+
+@pytest.fixture(scope="session")
+def ptxas() -> str:
+    path = find_ptxas()
+    assert path is not None, "no ptxas: install numba-cuda[cu12]"
+    return path
+
+
+@pytest.mark.parametrize("cc", CAPABILITIES)
+@pytest.mark.parametrize("check", [check for check in (*INSTRUCTIONS, *GROUPS) if check.ptx], ids=str)
+def test_instruction(check: Check, cc: str, ptxas: str) -> None:
+    text = compile_to_ptx(check.kernel, check.signature, cc)
+    assert check.ptx in text
+    assert f".target sm_{cc}" in text
+    used = assemble(text, cc, ptxas)
+    assert used.spilled_bytes == 0 and used.registers <= 64
+
+
+def test_every_instruction_has_a_check() -> None:
+    """An instruction that no check's kernel uses would be tested nowhere."""
+    made = {name for name in dir(ptx) if hasattr(getattr(ptx, name), "twin")}
+    used = {name for check in (*INSTRUCTIONS, *GROUPS) for name in check.kernel.py_func.__code__.co_names}
+    assert len(made) >= 28
+    assert made - used == {"trap"}  # which groups.grid_sync uses
+
+
+def test_resources_are_read(ptxas: str) -> None:
+    @cuda.jit
+    def hungry(x):
+        kept = cuda.shared.array(32, np.float32)
+        kept[cuda.laneid] = x[cuda.laneid]
+        cuda.syncthreads()
+        x[cuda.laneid] = kept[31 - cuda.laneid]
+
+    used = assemble(compile_to_ptx(hungry, "void(float32[::1])", "90"), "90", ptxas)
+    assert used.shared_bytes == 128 and used.spilled_bytes == 0 and 4 <= used.registers <= 40
+
+
+@cuda.jit
+def one_load(source, out):
+    out[0] = ptx.load16(source, 0)[0]
+
+
+def test_an_array_with_gaps_is_refused() -> None:
+    with pytest.raises(Exception, match="load16: array is .* not a C-contiguous array"):
+        compile_to_ptx(one_load, "void(float32[:], uint32[::1])", "90")
+
+
+def test_a_wait_needs_a_constant() -> None:
+    @cuda.jit
+    def wait(n):
+        ptx.wait_async(n)
+
+    with pytest.raises(Exception, match="wait_async: groups must be a number known when the kernel is compiled"):
+        compile_to_ptx(wait, "void(int64)", "90")
+
+
+def test_fastmath_is_used() -> None:
+    def divide(x):
+        x[0] = x[0] / x[1]
+
+    exact = compile_to_ptx(cuda.jit(divide), "void(float32[::1])", "90")
+    fast = compile_to_ptx(cuda.jit(fastmath=True)(divide), "void(float32[::1])", "90")
+    assert re.search(r"div\.(full|approx)", fast) and not re.search(r"div\.(full|approx)", exact)
+
+
+def test_every_operation_offers_its_kernels() -> None:
+    names = {module.__name__ for module in find_modules()}
+    assert {"l1_kernels.norm.gpu", "l1_kernels.linear.gpu", "l1_kernels.attention.gpu"} <= names
+
+
+class _Module:
+    """Stands in for a gpu.py."""
+
+    __name__ = "l1_kernels.example.gpu"
+
+    def __init__(self, *kernels) -> None:
+        self._kernels = kernels
+
+    def variants(self):
+        yield from self._kernels
+
+
+@cuda.jit
+def fine(x):
+    x[0] = 1
+
+
+@cuda.jit
+def ill_typed(x):
+    x[0] = x.no_such_attribute
+
+
+def test_the_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(compile_ptx, "find_modules", lambda: [_Module(("fine", fine, "void(float32[::1])"))])
+    assert compile_ptx.main(["--cc", "90"]) == 0
+    assert re.search(r"^l1_kernels\.example\.gpu:fine +90 +\d+ +0 +0$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_an_error_or_a_spill_exits_with_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    kernels = [("ill_typed", ill_typed, "void(float32[::1])"), ("fine", fine, "void(float32[::1])")]
+    monkeypatch.setattr(compile_ptx, "find_modules", lambda: [_Module(*kernels)])
+    assert compile_ptx.main(["--cc", "90"]) == 1
+    assert "1 failed" in capsys.readouterr().out
+    monkeypatch.setattr(compile_ptx, "find_modules", lambda: [_Module(kernels[1])])
+    monkeypatch.setattr(compile_ptx, "assemble", lambda *arguments: Resources(255, 0, 16))
+    assert compile_ptx.main(["--cc", "90"]) == 1
+    assert "SPILLS" in capsys.readouterr().out
+
+
+def test_without_ptxas(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(compile_ptx, "find_modules", lambda: [_Module(("fine", fine, "void(float32[::1])"))])
+    monkeypatch.setattr(compile_ptx, "find_ptxas", lambda: None)
+    assert compile_ptx.main(["--cc", "80"]) == 0
+    assert capsys.readouterr().out.startswith("no ptxas")
