@@ -87,5 +87,6 @@ def decode(data: np.ndarray, dtype: str, scale: np.ndarray | None = None) -> np.
 def host_weight(x: np.ndarray, dtype: str) -> Weight:
     """Host float32 matrix [N, K] or stack [E, N, K] -> Weight in host memory."""
     if dtype == "int8":
-        return Weight(*(lambda q, s: (q, "int8", s))(*quantize(x)))
+        data, scale = quantize(x)
+        return Weight(data, "int8", scale)
     return Weight(encode(x, dtype), dtype)

@@ -67,9 +67,11 @@ class Batch:
     def join(cls, batches: Sequence[Batch]) -> Batch:
         """Several batches as one pass; their rows must differ. Outputs keep the order of the batches."""
         starts = np.cumsum([0, *(len(b.tokens) for b in batches[:-1])])
-        merged = [np.concatenate([getattr(b, name) for b in batches]) for name in ("tokens", "rows", "positions", "ends")]
+        tokens, rows, positions, ends = (
+            np.concatenate([getattr(b, name) for b in batches]) for name in ("tokens", "rows", "positions", "ends")
+        )
         outputs = _int32(np.concatenate([b.outputs + s for b, s in zip(batches, starts, strict=True)]))
-        return cls(*merged, outputs)
+        return cls(tokens, rows, positions, ends, outputs)
 
     def pass_lengths(self) -> np.ndarray:
         """[T] the length that each token's sequence has after this pass (dynamic rotary scaling reads it)."""

@@ -183,10 +183,10 @@ def _next_batch(running: list[_Sequence], starting: list[_Sequence]) -> Batch:
 def _choose(runner: Model, logits: np.ndarray, running: list[_Sequence], options: GenerateOptions) -> list[int]:
     """logits [n, V], one row a running sequence -> their next tokens, decided on one rank."""
     if options.check_nan and not np.isfinite(logits).all():
-        row = int(np.flatnonzero(~np.isfinite(logits).all(axis=1))[0])
-        sequence = running[row].result
+        first = int(np.flatnonzero(~np.isfinite(logits).all(axis=1))[0])
+        broken = running[first].result
         raise UserError(
-            f"--check-nan: logits of prompt {sequence.index + 1} are not all finite at new token {len(sequence.token_ids) + 1}: "
+            f"--check-nan: logits of prompt {broken.index + 1} are not all finite at new token {len(broken.token_ids) + 1}: "
             f"try --dtype fp32 (or bf16)"
         )
     tokens = None

@@ -123,7 +123,7 @@ class _Loading:
         if self.dtype not in CARRIER:
             raise ValueError(f"dtype: {dtype!r} is not one of {', '.join(CARRIER)}")
         self.progress = progress
-        self.done = 0
+        self.done = 0.0
         self.total = sum(self._bytes(piece) for tensors in planned for tensor in tensors.values() for piece in tensor.pieces)
 
     def tensors(self, planned: Planned) -> Tensors:

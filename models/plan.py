@@ -90,13 +90,13 @@ class _Planner:
                 shape: tuple[int, ...] = (rows,) + ((part.width,) if part.width else ())
                 shape = shape[::-1] if transposed else shape
                 self._check_shape(stored(name), shape if one_each or not part.experts else (part.experts, *shape))
-            for section, rows in enumerate(part.rows):
-                inside = range(min(rows.start, part.sections[section]), min(rows.stop, part.sections[section]))
+            for section, chosen in enumerate(part.rows):
+                inside = range(min(chosen.start, part.sections[section]), min(chosen.stop, part.sections[section]))
                 columns = slice(part.columns.start, part.columns.stop) if part.width else None
                 spans = source.locate(section, inside, part.sections, self.config)
                 stack = expert if part.experts and not one_each else None
                 found = [Piece(stored(name), span, columns, transposed, stack) for name, span in spans]
-                padding = len(rows) - len(inside)
+                padding = len(chosen) - len(inside)
                 pieces += found + ([Piece("", slice(0, 0), columns, zeros=padding)] if padding else [])
         return [piece for piece in pieces if piece.num_rows or piece.zeros]
 

@@ -65,6 +65,7 @@ def _byte_level_bpe(metadata: Mapping[str, Any], tokens: list[str], source: str)
 
     pre = metadata.get("tokenizer.ggml.pre", "default")
     gpt2_split = pre_tokenizers.ByteLevel(add_prefix_space=bool(metadata.get("tokenizer.ggml.add_space_prefix", False)))
+    splits: list[Any]
     if pre in _GPT2_SPLIT:
         splits = [gpt2_split]
     elif pre in _DIGITS_THEN_GPT2:
@@ -94,7 +95,7 @@ def _sentencepiece_bpe(metadata: Mapping[str, Any], tokens: list[str]) -> Backen
     unknown = tokens[int(metadata.get("tokenizer.ggml.unknown_token_id", 0))]
     backend = Backend(models.BPE(vocab, score_merges(vocab, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True))
     space = "\u2581"
-    steps = [normalizers.Replace(" ", space)]
+    steps: list[Any] = [normalizers.Replace(" ", space)]
     if metadata.get("tokenizer.ggml.add_space_prefix", True):
         steps.insert(0, normalizers.Prepend(space))
     backend.normalizer = normalizers.Sequence(steps)

@@ -18,7 +18,11 @@ class Reader(Protocol):
 
     path: Path
     config_path: Path  # the file to name when the model's settings are wrong
-    metadata: Mapping[str, Any]  # config.json, or the fields of a GGUF file
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """config.json, or the fields of a GGUF file."""
+        ...
 
     def names(self) -> list[str]:
         """Every tensor of the checkpoint, in the file's names."""

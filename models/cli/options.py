@@ -6,7 +6,7 @@ A flag is never ignored: what it asks for is done, or one line says that it cann
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Option
 
@@ -18,7 +18,7 @@ DEVICES = ("auto", "cpu", "cuda", "sim")
 MODEL, RANKS, MEMORY, SPEED, OUTPUT = "Model", "Ranks", "Memory", "Speed", "Output"
 
 
-def flag(*names: str, panel: str, text: str, metavar: str | None = None, show_default: bool = True):
+def flag(*names: str, panel: str, text: str, metavar: str | None = None, show_default: bool = True) -> Any:
     return Option(*names, help=text, metavar=metavar, rich_help_panel=panel, show_default=show_default)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 from l1_kernels.errors import UserError
 from l2_dense_parallel.world import World
@@ -106,7 +106,7 @@ def save_logits(file: BinaryIO, parts: list[dict[tuple[int, int], np.ndarray]], 
     import numpy as np
 
     by_place = {place: logits for part in parts for place, logits in part.items()}
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for text in range(num_texts):
         of_text = [by_place[place] for place in sorted(by_place) if place[0] == text]
         arrays[f"logits_{text}"] = np.concatenate(of_text)
