@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
+
 from l1_kernels import checks
 from l1_kernels.activation import cpu as activation
 from l1_kernels.attention import cpu as attend
@@ -19,7 +23,10 @@ from l1_kernels.weight import Array, Weight
 
 
 class CpuKernels:
-    """`kernels.Kernels` on NumPy arrays. Holds no state."""
+    """`kernels.Kernels` on NumPy arrays. Holds no state. Arguments are checked and outputs allocated here; the kernels below
+    trust them."""
+
+    _empty: Callable[..., np.ndarray] = staticmethod(np.empty)  # tests put one in its place that fills with NaN
 
     def embed(self, table: Weight, ids: Array, first: int = 0) -> Array:
         checks.matrix(table, "table")
@@ -31,12 +38,16 @@ class CpuKernels:
         checks.array(weight, "weight", FLOAT32, x.shape[1:])
         if bias is not None:
             checks.array(bias, "bias", FLOAT32, x.shape[1:])
-        return norm.layer_norm(x, weight, bias, eps)
+        y = self._empty(x.shape, FLOAT32)
+        norm.layer_norm(x, weight, bias, eps, y)
+        return y
 
     def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
         checks.ranked(x, "x", FLOAT32, 2)
         checks.array(weight, "weight", FLOAT32, x.shape[1:])
-        return norm.rms_norm(x, weight, eps)
+        y = self._empty(x.shape, FLOAT32)
+        norm.rms_norm(x, weight, eps, y)
+        return y
 
     def linear(self, x: Array, weight: Weight, bias: Array | None = None) -> Array:
         checks.matrix(weight, "weight")
@@ -46,19 +57,25 @@ class CpuKernels:
             checks.reject("x", f"[T, {num_in}] (weight's K)", checks.describe(x))
         if bias is not None:
             checks.array(bias, "bias", FLOAT32, (num_out,))
-        return linear.linear(x, weight, bias)
+        y = self._empty((x.shape[0], num_out), FLOAT32)
+        linear.linear(x, weight, bias, y)
+        return y
 
     def activate(self, x: Array, kind: str) -> Array:
         checks.ranked(x, "x", FLOAT32, 2)
         checks.known(kind, "kind", activation.KINDS)
-        return activation.activate(x, kind)
+        y = self._empty(x.shape, FLOAT32)
+        activation.activate(x, kind, y)
+        return y
 
     def gate(self, x: Array, kind: str) -> Array:
         checks.ranked(x, "x", FLOAT32, 2)
         checks.known(kind, "kind", activation.KINDS)
         if x.shape[1] % 2:
             checks.reject("x", "[T, 2F]", checks.describe(x))
-        return activation.gate(x, kind)
+        y = self._empty((x.shape[0], x.shape[1] // 2), FLOAT32)
+        activation.activate(x, kind, y)
+        return y
 
     def add(self, x: Array, y: Array) -> Array:
         checks.array(y, "y", FLOAT32, x.shape)
@@ -122,10 +139,14 @@ class CpuKernels:
             checks.array(slopes, "slopes", FLOAT32, (num_heads,))
         within(rows, "rows", 0, cache_k.shape[0] - 1)
         within(ends, "ends", 0, cache_k.shape[2])
-        return attend.attention(qkv, num_heads, cache_k, cache_v, dtype, rows, ends, window, scale, slopes)
+        out = self._empty((qkv.shape[0], num_heads, qkv.shape[2]), FLOAT32)
+        attend.attention(qkv, cache_k, cache_v, dtype, rows, ends, window, scale, slopes, out)
+        return out.reshape(qkv.shape[0], num_heads * qkv.shape[2])
 
     def route(self, logits: Array, top_k: int, softmax_first: bool, renormalise: bool) -> tuple[Array, Array]:
         checks.ranked(logits, "logits", FLOAT32, 2)
         if not 0 < top_k <= logits.shape[1]:
             checks.reject("top_k", f"1..{logits.shape[1]} (logits' E)", top_k)
-        return routing.route(logits, top_k, softmax_first, renormalise)
+        experts, weights = self._empty((logits.shape[0], top_k), INT32), self._empty((logits.shape[0], top_k), FLOAT32)
+        routing.route(logits, softmax_first, renormalise, experts, weights)
+        return experts, weights

@@ -21,21 +21,13 @@ _LN2_LOW = np.float32(math.log(2) - 0.693359375)
 _TAYLOR = tuple(np.float32(1 / math.factorial(n)) for n in range(8))
 
 
-def activate(x: np.ndarray, kind: str) -> np.ndarray:
-    return _run(x, kind, np.empty_like(x))
-
-
-def gate(x: np.ndarray, kind: str) -> np.ndarray:
-    return _run(x, kind, np.empty((x.shape[0], x.shape[1] // 2), np.float32))
-
-
-def _run(x: np.ndarray, kind: str, y: np.ndarray) -> np.ndarray:
+def activate(x: np.ndarray, kind: str, y: np.ndarray) -> None:
+    """x [T, F] -> y [T, F]; or gated, x [T, 2F] -> y [T, F]: y's width says which. Arguments are checked by the caller."""
     parts = get_num_threads() if y.size >= SERIAL_SIZE else 1
     if parts == 1:
         _rows(x, KINDS.index(kind), y, 0, y.shape[0])
     else:
         _spread(x, KINDS.index(kind), y, parts)
-    return y
 
 
 @njit(fastmath=FAST)

@@ -33,7 +33,6 @@ _TAYLOR = tuple(np.float32(1 / math.factorial(n)) for n in range(8))
 
 def attention(
     qkv: np.ndarray,
-    num_heads: int,
     cache_k: np.ndarray,
     cache_v: np.ndarray,
     dtype: str,
@@ -42,11 +41,11 @@ def attention(
     window: int,
     scale: float,
     slopes: np.ndarray | None,
-) -> np.ndarray:
-    """As the reference. Arguments are checked by the caller, the ranges of rows and ends too."""
-    num_tokens, _, head_dim = qkv.shape
-    out = np.empty((num_tokens, num_heads, head_dim), np.float32)
-    scale, slopes = np.float32(scale), _NO_SLOPES if slopes is None else slopes
+    out: np.ndarray,
+) -> None:
+    """As the reference, into out [T, H, d]. Arguments are checked by the caller, the ranges of rows and ends too."""
+    num_tokens = len(qkv)
+    slopes = _NO_SLOPES if slopes is None else slopes
     starts = np.maximum(ends - np.int32(window), np.int32(0)) if window > 0 else np.zeros_like(ends)
     first = 0  # tokens before it are done
     for begin, end in _prompts(rows, starts, ends):
@@ -55,7 +54,6 @@ def attention(
         _prompt(qkv[begin:end], out[begin:end], keys, values, dtype, starts[begin:end], ends[begin:end], scale, slopes)
         first = end
     _few(qkv, out, cache_k, cache_v, dtype, rows, starts, ends, scale, slopes, first, num_tokens)
-    return out.reshape(num_tokens, num_heads * head_dim)
 
 
 def _prompts(rows: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> list[tuple[int, int]]:
@@ -68,20 +66,44 @@ def _prompts(rows: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> list[tup
     return [(a, b) for a, b in zip(edges, edges[1:], strict=False) if b - a >= PROMPT_TOKENS]
 
 
-def _few(qkv, out, cache_k, cache_v, dtype, rows, starts, ends, scale, slopes, begin, end) -> None:
+def _few(
+    qkv: np.ndarray,
+    out: np.ndarray,
+    cache_k: np.ndarray,
+    cache_v: np.ndarray,
+    dtype: str,
+    rows: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    scale: float,
+    slopes: np.ndarray,
+    begin: int,
+    end: int,
+) -> None:
+    """Tokens begin..end, each by itself."""
     if begin == end:
         return
     items = (end - begin) * cache_k.shape[1]
     work = out[begin:end].size * int(ends[begin:end].max())
     parts = min(items, get_num_threads()) if work >= SERIAL_WORK else 1
-    arguments = (qkv, out, cache_k, cache_v, dtype == "bf16", rows, starts, ends, scale, slopes, begin)
+    arguments = (qkv, out, cache_k, cache_v, dtype == "bf16", rows, starts, ends, np.float32(scale), slopes, begin)
     if parts == 1:
         _items(*arguments, 0, items)
     else:
         _spread_items(*arguments, items, parts)
 
 
-def _prompt(qkv, out, keys, values, dtype, starts, ends, scale, slopes) -> None:
+def _prompt(
+    qkv: np.ndarray,
+    out: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    dtype: str,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    scale: float,
+    slopes: np.ndarray,
+) -> None:
     """One sequence: qkv [T, H+2G, d], out [T, H, d], keys and values [G, S, d], starts and ends [T]."""
     num_tokens, num_heads, head_dim = out.shape
     num_kv_heads = keys.shape[0]
@@ -99,7 +121,7 @@ def _prompt(qkv, out, keys, values, dtype, starts, ends, scale, slopes) -> None:
             begin, end = int(starts[first:last].min()), int(ends[first:last].max())
             queries = qkv[first:last, heads].reshape(-1, head_dim)  # [block * H/G, d]
             scores = queries @ k[begin - low : end - low].T
-            _softmax(scores, begin, starts[first:last], ends[first:last], scale, slope, group, parts)
+            _softmax(scores, begin, starts[first:last], ends[first:last], np.float32(scale), slope, group, parts)
             out[first:last, heads] = (scores @ v[begin - low : end - low]).reshape(last - first, group, head_dim)
             first = last
 

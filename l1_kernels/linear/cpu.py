@@ -24,12 +24,12 @@ SUMS = {"reassoc", "contract", "nsz"}
 _NONE = np.empty(0, np.float32)
 
 
-def linear(x: np.ndarray, weight: Weight, bias: np.ndarray | None = None) -> np.ndarray:
-    """x [T, K] float32, weight [N, K] of any dtype, bias [N] -> [T, N] float32. Arguments are checked by the caller."""
+def linear(x: np.ndarray, weight: Weight, bias: np.ndarray | None, y: np.ndarray) -> None:
+    """x [T, K] float32, weight [N, K] of any dtype, bias [N] -> y [T, N] float32. Arguments are checked by the caller."""
     if x.shape[0] > FEW_ROWS:
-        return _many_rows(x, weight, bias)
+        _many_rows(x, weight, bias, y)
+        return
     data = weight.data
-    y = np.empty((x.shape[0], data.shape[0]), np.float32)
     b = _NONE if bias is None else bias
     parts = get_num_threads() if data.nbytes >= SERIAL_BYTES else 1
     if weight.dtype == "fp32":
@@ -46,15 +46,13 @@ def linear(x: np.ndarray, weight: Weight, bias: np.ndarray | None = None) -> np.
         _rows_16(x, data, weight.dtype == "bf16", b, y, 0, data.shape[0])
     else:
         _spread_16(x, data, weight.dtype == "bf16", b, y, parts)
-    return y
 
 
-def _many_rows(x: np.ndarray, weight: Weight, bias: np.ndarray | None) -> np.ndarray:
+def _many_rows(x: np.ndarray, weight: Weight, bias: np.ndarray | None, y: np.ndarray) -> None:
     if weight.dtype == "fp32":
-        y = x @ weight.data.T
+        np.matmul(x, weight.data.T, out=y)
     else:
         num_out, num_in = weight.data.shape
-        y = np.empty((x.shape[0], num_out), np.float32)
         step = max(1, min(num_out, TILE_BYTES // (4 * num_in)))
         tile = np.empty((step, num_in), np.float32)
         for first in range(0, num_out, step):
@@ -69,7 +67,6 @@ def _many_rows(x: np.ndarray, weight: Weight, bias: np.ndarray | None) -> np.nda
             y *= weight.scale
     if bias is not None:
         y += bias
-    return y
 
 
 @njit

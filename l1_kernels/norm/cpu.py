@@ -11,17 +11,13 @@ SUMS = {"reassoc", "contract", "nsz"}  # sums may be reordered, NaN and infinity
 _NONE = np.empty(0, np.float32)
 
 
-def layer_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, eps: float) -> np.ndarray:
-    y = np.empty_like(x)
+def layer_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, eps: float, y: np.ndarray) -> None:
     _layer_norm(x, weight, _NONE if bias is None else bias, eps, y)
-    return y
 
 
-def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
-    y = np.empty_like(x)
+def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float, y: np.ndarray) -> None:
     shape = (x.shape[0], 1, x.shape[1])  # one head as wide as the row
     _rms_norm(x.reshape(shape), 0, 1, weight, eps, y.reshape(shape))
-    return y
 
 
 def head_norm(qkv: np.ndarray, first: int, count: int, weight: np.ndarray, eps: float) -> None:

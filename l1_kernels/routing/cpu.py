@@ -7,12 +7,9 @@ import numpy as np
 from numba import njit
 
 
-def route(logits: np.ndarray, top_k: int, softmax_first: bool, renormalise: bool) -> tuple[np.ndarray, np.ndarray]:
-    """As the reference. Arguments are checked by the caller."""
-    experts = np.empty((logits.shape[0], top_k), np.int32)
-    weights = np.empty((logits.shape[0], top_k), np.float32)
+def route(logits: np.ndarray, softmax_first: bool, renormalise: bool, experts: np.ndarray, weights: np.ndarray) -> None:
+    """As the reference, into experts and weights [T, k]. Arguments are checked by the caller."""
     _route(logits, softmax_first, renormalise or not softmax_first, experts, weights)
-    return experts, weights
 
 
 @njit(cache=True)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from l1_kernels.device import Device, open_device
+
 FOLDERS = {"sim": {"sim"}, "ptx": {"ptx"}, "gpu": {"gpu", "gpu2"}}
 
 
@@ -20,3 +22,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
         asked.add("sim")
     return None if kinds & asked else True
+
+
+@pytest.fixture(scope="session")
+def cpu() -> Device:
+    return open_device("cpu")

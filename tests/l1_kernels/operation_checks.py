@@ -143,8 +143,9 @@ def check_linear(device: Device, dtype: str, num_tokens: int, num_out: int, size
     bias = normal(rng, num_out) if with_bias else None
     on_device = None if bias is None else device.to_device(bias)
     got = poisoned(device, device.kernels.linear, device.to_device(x), device.weight(weight), on_device)
-    want = linear.linear(rounded(x, dtype), weight, None if bias is None else wide(bias))
-    terms = linear.linear(abs(rounded(x, dtype)), host_weight(np.abs(decode(weight.data, dtype, weight.scale)), "fp32"))
+    multiplied = wide(x) if device.name == "cpu" else rounded(x, dtype)
+    want = linear.linear(multiplied, weight, None if bias is None else wide(bias))
+    terms = linear.linear(abs(multiplied), host_weight(np.abs(decode(weight.data, dtype, weight.scale)), "fp32"))
     close(device, got, want, "linear", float(terms.max() + (0 if bias is None else np.abs(bias).max())))
 
 
@@ -269,6 +270,8 @@ def check_rejections(device: Device) -> None:
         ("qkv", lambda: kernels.attention(deep[0], 1, deep[1], deep[1], "fp32", deep[2], deep[2], 0, 1.0, None)),
         ("top_k", lambda: kernels.route(x, 7, True, False)),
     ]
+    if device.name == "cpu":  # has no largest head, and looks at the numbers too: they are at hand
+        bad = [(name, call) for name, call in bad if "deep" not in call.__code__.co_freevars]
     for name, call in bad:
         with pytest.raises(ValueError, match=rf"argument {name}\b"):
             call()
