@@ -262,6 +262,7 @@ def cuda_problem() -> str | None:
 
         if cupy.cuda.runtime.getDeviceCount() == 0:
             return "there is no NVIDIA GPU"
+        cupy.cuda.cublas  # noqa: B018 (looks the library up: CuPy's wheel brings none)
     except Exception as error:  # a missing driver or library shows as one of many types
         return f"CuPy finds no usable GPU ({_one_line(error)})"
     try:

@@ -1,7 +1,7 @@
 """y[t, n] = sum_k x[t, k] * w[n, k] by cuBLAS, on the tensor cores where w is 16-bit; y and the sum are float32
 
 cuBLAS thinks in columns: its matrices are the transposes of ours, so it computes y^T = w x^T, with w (which it sees as
-[K, N]) transposed and x (which it sees as [K, T]) as it is.
+[K, N]) transposed and x (which it sees as [K, T]) as it is. COMPUTE_32F: float32 sums, and for fp32 no TF32.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from cupy.cuda import cublas, device, runtime
 
 from l1_kernels.weight import Array
 
-TYPE = {"fp32": runtime.CUDA_R_32F, "fp16": runtime.CUDA_R_16F, "bf16": 14}  # 14: CUDA_R_16BF, in library_types.h
-COMPUTE_32F = 68  # CUBLAS_COMPUTE_32F: float32 products and sums, never TF32
+TYPE = {"fp32": runtime.CUDA_R_32F, "fp16": runtime.CUDA_R_16F, "bf16": runtime.CUDA_R_16BF}
 
 
 class Gemm:
@@ -30,5 +29,5 @@ class Gemm:
         cublas.gemmEx(
             handle, cublas.CUBLAS_OP_T, cublas.CUBLAS_OP_N, num_out, num_tokens, size,
             self._one.ctypes.data, w.data.ptr, TYPE[dtype], size, x.data.ptr, TYPE[dtype], size,
-            self._zero.ctypes.data, y.data.ptr, TYPE["fp32"], num_out, COMPUTE_32F, cublas.CUBLAS_GEMM_DEFAULT,
+            self._zero.ctypes.data, y.data.ptr, TYPE["fp32"], num_out, cublas.CUBLAS_COMPUTE_32F, cublas.CUBLAS_GEMM_DEFAULT,
         )  # fmt: skip

@@ -6,7 +6,7 @@ from l1_kernels.device import Device
 from tests.l1_kernels import operation_checks as checks
 
 pytestmark = pytest.mark.sim
-SIZES = [([1], 1, 1, 1), ([7, 0, 2], 2, 1, 7), ([9], 2, 2, 37), ([3], 1, 1, 100), ([2], 1, 1, 199)]  # 0: no keys
+SIZES = [([1], 1, 1, 1), ([7, 0, 2], 4, 2, 7), ([9], 2, 2, 37), ([3], 1, 1, 100), ([2], 1, 1, 199)]  # 0: no keys
 WINDOW_ENDS = [1, 6, 9]
 
 
