@@ -23,13 +23,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
-from l1_kernels.cuda_api import SIMULATED, cuda
+from l1_kernels.cuda_api import SIMULATED, as_if_on, cuda
 
 PACKAGES = ("l1_kernels", "l2_dense_parallel", "l3_moe", "l4_offload", "layers", "models")
 CAPABILITIES = ("80", "90")
@@ -74,24 +73,11 @@ def find_ptxas() -> str | None:
     return shutil.which("ptxas")
 
 
-@contextlib.contextmanager
-def _as_if_on(capability: tuple[int, int]) -> Iterator[None]:
-    """numba asks the GPU that is there which code a device function needs; with none, the answer is ours."""
-    from numba.cuda import dispatcher
-
-    asked = dispatcher.get_current_device
-    dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
-    try:
-        yield
-    finally:
-        dispatcher.get_current_device = asked
-
-
 def compile_to_ptx(kernel: Any, signature: Any, cc: str) -> str:
     """The PTX of a kernel for compute capability `cc`, "80" for 8.0. Raises numba's errors."""
     capability = (int(cc[:-1]), int(cc[-1]))
     options = getattr(kernel, "targetoptions", {})
-    with _as_if_on(capability):
+    with as_if_on(capability):
         ptx, _ = cuda.compile(
             getattr(kernel, "py_func", kernel),
             signature,

@@ -14,12 +14,15 @@
 infinity there, not an OverflowError, and a float32 gives a float32.
 
 `SIMULATED` says which of the two it is. `intrinsic` and `types` are numba's, for inline_ptx.py alone; the simulator has none.
-numba-cuda is in maintenance mode: a move to its successor changes this file and inline_ptx.py.
+`as_if_on` is compile_ptx.py's. numba-cuda is in maintenance mode: a move to its successor changes this file and inline_ptx.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
@@ -42,4 +45,18 @@ else:
     from numba import cuda, types
     from numba.cuda.extending import intrinsic
 
-__all__ = ["SIMULATED", "cuda", "intrinsic", "math", "types"]
+
+@contextlib.contextmanager
+def as_if_on(capability: tuple[int, int]) -> Iterator[None]:
+    """Compile device functions for compute capability (major, minor): numba would ask the GPU, and there may be none."""
+    from numba.cuda import dispatcher
+
+    ask = dispatcher.get_current_device
+    dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
+    try:
+        yield
+    finally:
+        dispatcher.get_current_device = ask
+
+
+__all__ = ["SIMULATED", "as_if_on", "cuda", "intrinsic", "math", "types"]

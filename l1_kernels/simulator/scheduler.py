@@ -245,6 +245,7 @@ def line_of(site: Site) -> str:
     return f"{code.co_filename}:{line}"
 
 
+# The one global: a kernel names its thread by global words (threadIdx), so one launch runs at a time, and this is it.
 _running: Launch | None = None
 _one_at_a_time = threading.Lock()
 
