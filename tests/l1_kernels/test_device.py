@@ -76,6 +76,7 @@ def test_sim_asked_for_too_late_is_refused() -> None:
 
 
 def test_prepare_then_sim_runs_a_kernel() -> None:
+    pytest.importorskip("greenlet")
     code = (
         "from l1_kernels.device import open_device, prepare; prepare('sim'); import numpy as np; d = open_device('sim');"
         "print(d.name, d.kernels.add(np.ones(3, np.float32), np.ones(3, np.float32)).tolist())"
