@@ -24,6 +24,7 @@ VERSIONS = (2, 3)
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
 F32, F16, BF16 = 0, 1, 30  # the tensor types that are not blocks
+DEQUANTISE_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +38,17 @@ class _Cursor:
     """Reads the header's little-endian fields one after the other."""
 
     def __init__(self, data: np.memmap, path: Path) -> None:
-        self.data, self.path, self.at = memoryview(data), path, 0
+        self.data, self.path, self.at = data.data, path, 0
 
     def take(self, count: int) -> memoryview:
         part = self.data[self.at : self.at + count]
         if len(part) < count:
-            raise UserError(f"{self.path}: truncated GGUF file (its header ends early)")
+            raise self.truncated()
         self.at += count
         return part
+
+    def truncated(self) -> UserError:
+        return UserError(f"{self.path}: truncated GGUF file (its header ends early)")
 
     def number(self, letter: str) -> Any:
         size = struct.calcsize("<" + letter)
@@ -52,6 +56,21 @@ class _Cursor:
 
     def text(self) -> str:
         return bytes(self.take(self.number("Q"))).decode("utf-8", "surrogateescape")
+
+    def texts(self, count: int) -> list[str]:
+        """As many strings: a tokenizer has a hundred thousand, so this loop is as short as it can be."""
+        data, at, found, length_at = self.data, self.at, [], struct.Struct("<Q").unpack_from
+        try:
+            for _ in range(count):
+                end = at + 8 + length_at(data, at)[0]
+                found.append(str(data[at + 8 : end], "utf-8", "surrogateescape"))
+                at = end
+        except struct.error:
+            at = len(data) + 1
+        self.at = at
+        if at > len(data):
+            raise self.truncated()
+        return found
 
     def value(self, kind: int) -> Any:
         if kind == STRING:
@@ -61,7 +80,7 @@ class _Cursor:
             if item in SCALARS:
                 code = np.dtype(np.bool_) if item == 7 else np.dtype("<" + SCALARS[item])
                 return np.frombuffer(self.take(count * code.itemsize), code).tolist()
-            return [self.value(item) for _ in range(count)]
+            return self.texts(count) if item == STRING else [self.value(item) for _ in range(count)]
         if kind not in SCALARS:
             raise UserError(f"{self.path}: broken GGUF file (a field of unknown type {kind})")
         return self.number(SCALARS[kind])
@@ -168,7 +187,7 @@ class GGUFReader:
 
     def _bytes(self, offset: int, rows: int, row_bytes: int) -> np.ndarray:
         out = np.empty((rows, row_bytes), np.uint8)
-        view, at = memoryview(out).cast("B"), 0
+        view, at = out.data.cast("B"), 0
         while at < len(view):
             got = os.preadv(self._file, [view[at:]], offset + at)
             if got == 0:
@@ -184,11 +203,22 @@ class GGUFReader:
             return raw.view("<u2")
         if kind == F32:
             return raw.view("<f4")
+        return self._dequantise(name, raw)
+
+    def _dequantise(self, name: str, raw: np.ndarray) -> np.ndarray:
+        """`gguf` works on 16 rows at a time, in many small steps. A row is whole blocks, so rows laid end to end are one
+        long row; a few hundred KB at a time stay in the cache."""
         from gguf import GGMLQuantizationType, quants
 
+        kind = GGMLQuantizationType(self._tensors[name].kind)
         dequantise: Callable[..., np.ndarray] = quants.dequantize
+        numbers, size = self._block(name)
+        out = np.empty((raw.shape[0], raw.shape[1] // size * numbers), np.float32)
+        at_once = max(1, DEQUANTISE_BYTES // max(1, raw.shape[1]))
         try:
-            return dequantise(raw, GGMLQuantizationType(kind))
+            for row in range(0, raw.shape[0], at_once):
+                rows = raw[row : row + at_once]
+                out[row : row + at_once] = dequantise(rows.reshape(1, -1), kind).reshape(len(rows), -1)
         except NotImplementedError:
-            label = GGMLQuantizationType(kind).name
-            raise UserError(f"{self.path}: tensor {name} is held as {label}, which is not supported") from None
+            raise UserError(f"{self.path}: tensor {name} is held as {kind.name}, which is not supported") from None
+        return out
