@@ -95,7 +95,7 @@ def open_model(world: World, engine: EngineOptions, quiet: bool, seen: dict[str,
     Returns None on a rank that stands aside because there are more ranks than GPUs.
     """
     world.start()
-    world.check_same(**flags_of(engine), **{k: v for name, value in seen.items() for k, v in (flags_of(value) or {name: value}).items()})
+    world.check_same_arguments(**flags_of(engine), **{k: v for name, value in seen.items() for k, v in (flags_of(value) or {name: value}).items()})
     with world.agreement():
         path = find_model(engine.model)
         checkpoint = open_checkpoint(path)
