@@ -28,7 +28,7 @@ from models.checkpoint.reader import Reader
 from models.families.family import Family
 from models.plan import Piece, Plan, Planned, PlannedTensor, make_plan
 
-BLOCK_BYTES = 8 << 20  # of the file, read at a time: what a matrix needs beside its own memory
+BLOCK_BYTES = 4 << 20  # of the file, read at a time: what a matrix needs beside its own memory
 
 Progress = Callable[[int, int], None]  # bytes read so far, bytes to read in all
 Tensors = dict[str, "Weight | np.ndarray"]

@@ -26,8 +26,7 @@ def rope_settings(fields: Fields, head_dim: int, trained: int, theta: float = 10
     trained         max_position_embeddings
     theta, portion  the model_type's defaults: base, and the part of each head that turns
     """
-    settings = fields.get("rope_parameters", "rope_scaling")
-    settings = {} if settings is None else settings
+    settings = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
     if not isinstance(settings, dict):
         raise fields.error(f"rope_scaling must be an object, not {settings!r}")
     own = Fields(settings, f"{fields.where}: rope_scaling", fields.family)
