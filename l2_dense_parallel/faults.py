@@ -21,7 +21,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from l1_kernels.errors import UserError
-from l2_dense_parallel.ranks import read_launch, thread_plan
+from l2_dense_parallel.board import FAILED
+from l2_dense_parallel.ranks import read_launch, thread_plan, yield_when_crowded
 from l2_dense_parallel.world import World, flush, merge_texts, one_line
 
 MEETING = 3.0  # s for the other ranks to fail too
@@ -34,6 +35,7 @@ def run(main: Callable[[World], int | None]) -> NoReturn:
     Sets the number of threads before anything heavy is imported: the caller imports NumPy inside `main`."""
     world = World(launch := read_launch())
     thread_plan(launch)
+    yield_when_crowded(launch)
     deliberate = False  # sys.exit(0): others may know nothing of it
     try:
         try:
@@ -88,7 +90,7 @@ def _fail(world: World, error: BaseException) -> NoReturn:
     details = "" if status == 2 else "".join(traceback.format_exception(error))
     if details and world.size > 1:
         details = f"rank {world.rank} of {world.size}:\n{details}"
-    texts = _meet(world, error, text)
+    texts = _meet(world, text)
     if texts is None:  # only this rank fails, as far as it knows
         said = text if world.rank == 0 else f"rank {world.rank}: {text}"
         if world.watchdog is None or _speaks(world):
@@ -114,23 +116,21 @@ def classify(error: BaseException) -> tuple[int, str]:
     return 1, one_line(f"{type(error).__name__}: {error}")
 
 
-def _meet(world: World, error: BaseException, text: str) -> list[str] | None:
+def _meet(world: World, text: str) -> list[str] | None:
     """The texts of all ranks if all fail; None if not. A wrong option shows before MPI has started: start it, to ask."""
     if not world.launch.needs_mpi:
         return [text]
     try:
         world.start()
-        from l2_dense_parallel.board import FAILED
-
-        if world.watchdog is not None:
-            world.watchdog.mark(FAILED)
+    except UserError:
+        pass  # what has failed here is said, not why the ranks cannot agree on it
+    if world.watchdog is not None:
+        world.watchdog.mark(FAILED)
         return world.meet(text, MEETING)
-    except UserError as cannot_start:
-        # Without MPI (mpi4py missing, another MPI) every rank has this error: rank 0 says it, the rest give it time to.
-        if world.rank:
-            time.sleep(2.0)
-            os._exit(2)
-        return [one_line(cannot_start) if world.comm is None and not isinstance(error, UserError) else text]
+    # MPI cannot start (mpi4py is missing, or is another MPI's), so on no rank: rank 0 speaks, the others give it time to.
+    if world.rank:
+        time.sleep(1.0)
+    return [text]
 
 
 def _speaks(world: World) -> bool:

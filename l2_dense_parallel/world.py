@@ -10,12 +10,13 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from l1_kernels.errors import UserError
-from l2_dense_parallel.board import open_board
+from l2_dense_parallel.board import ENDED, open_board
 from l2_dense_parallel.ranks import Launch
 from l2_dense_parallel.watchdog import Watchdog
 
@@ -49,13 +50,21 @@ class World:
         if self._started or not self.launch.needs_mpi:
             return self
         self._started = True
-        alarm = threading.Timer(START_LIMIT, self._end_now, [f"MPI did not start within {START_LIMIT:.0f} s; do all ranks run?"])
+        late = f"MPI did not start within {START_LIMIT:.0f} s; see that every machine has this same Python environment"
+        alarm = threading.Timer(START_LIMIT, self._end_now, [late])
         alarm.daemon = True
         alarm.start()
         try:
             self._mpi = import_mpi(self.launch)
+            library = self._mpi.Get_library_version()
+            check_launcher(self.launch, library, None)
+            # MPI_THREAD_MULTIPLE: the watchdog must be able to abort. And a waiting rank then offers its core to others
+            # (MPICH, 4 ranks on 2 idle cores: an 8 KB all-reduce takes 40 us, with any lower level 10 ms).
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # "suspicious MPI execution environment": said better below
+                self._mpi.Init_thread(self._mpi.THREAD_MULTIPLE)
             world = self._mpi.COMM_WORLD
-            compare_with_mpi(self.launch, world.Get_size(), self._mpi.Get_library_version())
+            check_launcher(self.launch, library, world.Get_size())
             self.rank, self.size = world.Get_rank(), world.Get_size()
             if self.size == 1:
                 return self
@@ -107,8 +116,8 @@ class World:
             error = raised
         self.agree(error)
 
-    def check_same(self, **seen: Any) -> None:
-        """Refuse ranks that see different things: check_same(max_new_tokens=16, model=digest, prompts=[...])."""
+    def check_same_arguments(self, **seen: Any) -> None:
+        """Refuse ranks that see different things: check_same_arguments(max_new_tokens=16, model=digest, prompts=[...])."""
         views = self.exchange({name: _summary(value) for name, value in seen.items()})
         difference = differing(views)
         if difference:
@@ -132,8 +141,6 @@ class World:
         """Wait, without burning a core, until all ranks have ended; then end MPI. False if `seconds` pass before."""
         if self.comm is None or self.watchdog is None:
             return True
-        from l2_dense_parallel.board import ENDED
-
         self.watchdog.mark(ENDED)
         if not _test_until(self._control.Ibarrier(), seconds):
             return False
@@ -159,9 +166,12 @@ class World:
 
 
 def import_mpi(launch: Launch) -> Any:
-    """mpi4py's MPI. It asks for MPI_THREAD_MULTIPLE, and that is right: the watchdog must be able to abort, and a waiting
-    rank then gives its core away (MPICH, 4 ranks on 2 cores: an 8 KB all-reduce takes 40 us; without, 10 ms)."""
+    """mpi4py's MPI, not yet initialised."""
     try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+        mpi4py.rc.finalize = True  # at exit, unless `finish` has done it
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise UserError(
@@ -171,19 +181,21 @@ def import_mpi(launch: Launch) -> Any:
     return MPI
 
 
-def compare_with_mpi(launch: Launch, mpi_size: int, mpi_version: str) -> None:
-    """The launcher and the MPI library that mpi4py found must be of one kind, or every rank believes it is alone."""
-    if launch.size in (0, mpi_size):
+def check_launcher(launch: Launch, library: str, mpi_size: int | None) -> None:
+    """The launcher and the MPI library that mpi4py found must be of one kind, or every rank believes it is alone.
+
+    mpi_size None: MPI has not started yet, and must not: MPICH under Open MPI's mpirun ends the process in its start."""
+    foreign = launch.launcher == "Open MPI's mpirun" and library.startswith(("MPICH", "Intel", "MVAPICH"))
+    if launch.size == 0 or (not foreign if mpi_size is None else launch.size == mpi_size):
         return
-    library = " ".join(mpi_version.replace("\0", " ").split("\n")[0].split()[:4]).rstrip(",")
-    mend = (
-        "start with `srun --mpi=pmix` or `--mpi=pmi2`, or with that MPI's own mpirun"
-        if launch.launcher == "srun"
-        else "use the mpirun that was installed with this Python (it is beside it), or reinstall mpi4py for the other MPI"
-    )
+    found = " ".join(library.replace("\0", " ").split("\n")[0].replace("Version:", "").split(",")[0].split())
+    beside = os.path.join(os.path.dirname(sys.executable), "mpirun")
+    if launch.launcher == "srun":
+        mend = "start with `srun --mpi=pmix` or `--mpi=pmi2`, or with that MPI's own mpirun"
+    else:
+        mend = f"use {beside if os.path.exists(beside) else 'its mpirun'}, or reinstall mpi4py for the launcher's MPI (README)"
     raise UserError(
-        f"the launcher ({launch.launcher}) started {launch.size} ranks where MPI says {mpi_size}: "
-        f"mpi4py found another MPI ({library}); {mend}"
+        f"launcher started {launch.size} ranks where MPI says {mpi_size or 1}: it is {launch.launcher}, but mpi4py found {found}; {mend}"
     )
 
 

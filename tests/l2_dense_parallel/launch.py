@@ -1,0 +1,59 @@
+"""Starts one of the small programs in program.py under mpirun, for the tests of this folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+@dataclass
+class Ended:
+    status: int
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def errors(self) -> list[str]:
+        """The lines that are ours: a launcher adds its own."""
+        return [line for line in self.err.splitlines() if line.startswith("error: ")]
+
+
+@cache
+def mpirun() -> list[str]:
+    """The mpirun beside this Python, else the first on the path; Open MPI's must be told to start more ranks than cores."""
+    beside = Path(sys.executable).with_name("mpirun")
+    command = str(beside) if beside.exists() else shutil.which("mpirun")
+    assert command is not None
+    version = subprocess.run([command, "--version"], capture_output=True, text=True).stdout
+    return [command, "--oversubscribe"] if "Open MPI" in version else [command]
+
+
+def environment(**changes: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "OMPI_", "SLURM_", "MPI_LOCAL"))}
+    allow = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return {**kept, **allow, "PYTHONPATH": str(HERE.parents[1]), **changes}
+
+
+def start(command: list[str], env: dict[str, str], limit: float) -> Ended:
+    began = time.monotonic()
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit)
+    return Ended(done.returncode, done.stdout, done.stderr, time.monotonic() - began)
+
+
+def on_ranks(ranks: int, *arguments: str, limit: float = 60.0, **env: str) -> Ended:
+    """`mpirun -n RANKS python program.py ARGUMENTS`."""
+    return start([*mpirun(), "-n", str(ranks), sys.executable, str(HERE / "program.py"), *arguments], environment(**env), limit)
+
+
+def alone(*arguments: str, limit: float = 60.0, **env: str) -> Ended:
+    """`python program.py ARGUMENTS`, with `env` telling it what a launcher would."""
+    return start([sys.executable, str(HERE / "program.py"), *arguments], environment(**env), limit)

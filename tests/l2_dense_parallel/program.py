@@ -1,0 +1,330 @@
+"""The programs that the tests of this folder start under mpirun: `program.py NAME [ARGUMENT ...]`.
+
+Run as a file, not collected. Each prints what the test then checks.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+from l1_kernels.errors import UserError
+from l2_dense_parallel import faults
+from l2_dense_parallel.world import World
+
+
+def say(*words: object) -> None:
+    print(*words, flush=True)
+
+
+# -- what must work ------------------------------------------------------------------------------------------------
+
+
+def sums(world: World) -> None:
+    """Every collective against its definition; the same bits on every rank."""
+    import numpy as np
+
+    from l2_dense_parallel.collectives import open_collective
+    from l2_dense_parallel.mesh import MeshShape, build_mesh
+
+    mesh = build_mesh(world.start(), MeshShape(tp=world.size))
+    assert mesh is not None
+    collective = open_collective(world, mesh, "tp")
+    assert (collective.rank, collective.size) == (world.rank, world.size) == (mesh.tp_rank, mesh.tp)
+    rng = np.random.default_rng(5)  # the same on every rank: each knows what the others hold
+    for size in (1, 7, 37, 199, 2048, 100_003):
+        parts = rng.standard_normal((world.size, size)).astype(np.float32)
+        x = parts[world.rank].copy()
+        assert collective.all_reduce(x) is x
+        exact = parts.astype(np.float64).sum(axis=0)
+        assert np.abs(x - exact).max() <= 1e-6 * np.abs(parts).sum(axis=0).max()
+        assert len(set(world.exchange(x.tobytes()))) == 1, f"all_reduce of {size} differs between ranks"
+    for n, m in ((1, 1), (1, 199), (7, 37), (3, 1)):
+        parts = rng.standard_normal((world.size, n, m)).astype(np.float32)
+        gathered = collective.all_gather(parts[world.rank].copy())
+        assert gathered.shape == (n, world.size * m) and gathered.dtype == np.float32
+        assert np.array_equal(gathered, np.concatenate(list(parts), axis=1))
+    assert collective.broadcast({"ids": [1, 2], "rank": world.rank}) == {"ids": [1, 2], "rank": 0}
+    assert collective.gather(world.rank * 10) == ([r * 10 for r in range(world.size)] if world.rank == 0 else None)
+    collective.barrier()
+    assert collective.counters.messages["all_reduce"] == 6
+    assert collective.counters.bytes["all_reduce"] == 4 * (1 + 7 + 37 + 199 + 2048 + 100_003)
+    for bad in (np.zeros(4, np.float64), np.zeros((4, 4), np.float32)[:, ::2]):
+        try:
+            collective.all_reduce(bad)
+        except ValueError:
+            continue
+        raise AssertionError("a bad array was taken")
+    say("sums right on rank", world.rank)
+
+
+def staged(world: World) -> None:
+    """What --share-gpu does, with host arrays that have CuPy's get and set."""
+    import numpy as np
+
+    from l2_dense_parallel.mesh import MeshShape, build_mesh
+    from l2_dense_parallel.mpi_collective import StagedCollective
+
+    class DeviceArray(np.ndarray):
+        def get(self) -> np.ndarray:
+            return np.array(self, copy=True)
+
+        def set(self, values: np.ndarray) -> None:
+            assert values.flags.c_contiguous
+            self[...] = values
+
+    mesh = build_mesh(world.start(), MeshShape(tp=world.size))
+    assert mesh is not None and world.watchdog is not None
+    collective = StagedCollective(mesh.communicators["tp"], world.watchdog, "tp", mesh.members["tp"])
+    x = DeviceArray((3, 5), np.float32)
+    x[...] = world.rank + 1
+    collective.all_reduce(x)
+    assert (np.asarray(x) == sum(range(1, world.size + 1))).all()
+    y = DeviceArray((2, 3), np.float32)
+    y[...] = world.rank
+    gathered = collective.all_gather(y)
+    assert isinstance(gathered, DeviceArray)
+    assert np.array_equal(np.asarray(gathered), np.repeat([np.arange(world.size)], 2, axis=0).repeat(3, axis=1))
+    say("staged right on rank", world.rank)
+
+
+def meshes(world: World) -> None:
+    """dp = 2: sums stay within a tp group, results come to rank 0, a rank that stands aside waits quietly."""
+    import numpy as np
+
+    from l2_dense_parallel.collectives import open_collective
+    from l2_dense_parallel.mesh import MeshShape, build_mesh
+
+    world.start()
+    assert len(world.hosts) == world.size
+    mesh = build_mesh(world, MeshShape(tp=2, dp=2))
+    assert mesh is not None and (mesh.dp_rank, mesh.tp_rank) == divmod(world.rank, 2)
+    tp, dp = open_collective(world, mesh, "tp"), open_collective(world, mesh, "dp")
+    x = np.full(3, float(world.rank), np.float32)
+    assert tp.all_reduce(x)[0] == (1.0, 5.0)[mesh.dp_rank]
+    shares = dp.gather([f"p{i}" for i in mesh.my_share(5)])
+    if world.rank == 0:
+        assert shares == [["p0", "p2", "p4"], ["p1", "p3"]]
+    else:
+        assert mesh.dp_rank or world.rank == 1
+    small = build_mesh(world, MeshShape(tp=2), taking_part=[0, 2])
+    assert (small is not None) == (world.rank in (0, 2))
+    if small is not None:
+        y = np.full(1, float(world.rank), np.float32)
+        assert open_collective(world, small, "tp").all_reduce(y)[0] == 2.0
+        assert small.members["tp"] == (0, 2)
+    say("mesh right on rank", world.rank)
+
+
+def uneven(world: World, seconds: str) -> None:
+    """Slow is no fault: rank 0 works on while the others wait for it in a collective, and then at the end."""
+    world.start()
+    if world.rank == 0:
+        time.sleep(float(seconds))
+    world.exchange(None)
+    if world.rank == 0:
+        time.sleep(3.0)
+    say("done on rank", world.rank)
+
+
+def threads(world: World) -> None:
+    say("threads", os.environ["OMP_NUM_THREADS"], os.environ["NUMBA_NUM_THREADS"], "numpy" in sys.modules, "mpi4py" in sys.modules)
+
+
+# -- what must fail well ----------------------------------------------------------------------------------------------
+
+
+def usage(world: World) -> None:
+    import typer
+
+    application = typer.Typer()
+
+    @application.command()
+    def command(number: int = 1) -> None:
+        raise AssertionError("not reached")
+
+    application(args=["--number", "many"], standalone_mode=False)
+
+
+def fail(world: World, how: str, who: str) -> None:
+    """Rank `who` ("all": every rank) fails in way `how`, while the rest wait for it in an all-reduce."""
+    import numpy as np
+
+    from l2_dense_parallel.collectives import open_collective
+    from l2_dense_parallel.mesh import MeshShape, build_mesh
+
+    mesh = build_mesh(world.start(), MeshShape(tp=world.size))
+    assert mesh is not None
+    collective = open_collective(world, mesh, "tp")
+    collective.barrier()
+    if who in ("all", str(world.rank)):
+        _FAULTS[how](world, collective)
+    collective.all_reduce(np.ones(2048, np.float32))
+    collective.all_reduce(np.ones(2048, np.float32))
+    say("survived on rank", world.rank)
+
+
+def _user(world: World, collective: object) -> None:
+    raise UserError("--tp 3 does not divide\nthe model's 4 heads")
+
+
+def _each(world: World, collective: object) -> None:
+    raise UserError(f"file {world.rank} is missing")
+
+
+def _exception(world: World, collective: object) -> None:
+    raise ZeroDivisionError("a fault of ours")
+
+
+def _text(world: World, collective: object) -> None:
+    sys.exit("a last word")
+
+
+_FAULTS: dict[str, Callable] = {
+    "user": _user,
+    "each": _each,
+    "exception": _exception,
+    "text": _text,
+    "exit0": lambda world, collective: sys.exit(0),
+    "exit3": lambda world, collective: sys.exit(3),
+    "kill": lambda world, collective: os.kill(os.getpid(), signal.SIGKILL),
+    "interrupt": lambda world, collective: os.kill(os.getpid(), signal.SIGINT),
+    "barrier": lambda world, collective: collective.barrier(),
+}
+
+
+def leave(world: World, who: str) -> None:
+    """Rank `who` returns from main as if all were done."""
+    world.start()
+    if str(world.rank) != who:
+        world.exchange(None)
+
+
+def early(world: World, who: str) -> None:
+    """A fault on one rank before MPI has started."""
+    if str(world.rank) == who:
+        raise ZeroDivisionError("before MPI")
+    world.start()
+    world.exchange(None)
+
+
+def agreed(world: World, who: str) -> None:
+    world.start()
+    with world.agreement():
+        if str(world.rank) == who:
+            raise UserError("weights.bin is truncated")
+    raise AssertionError("not reached")
+
+
+def arguments(world: World, name: str) -> None:
+    world.start()
+    seen = {"--max-new-tokens": 16, "model": "a" * 64, "prompts": ["To be"]}
+    world.check_same_arguments(**seen)
+    say("same on rank", world.rank)
+    if world.rank == 1:
+        seen[name] = 17 if name.startswith("--") else "b" * 64
+    world.check_same_arguments(**seen)
+    raise AssertionError("not reached")
+
+
+def no_mpi4py(world: World) -> None:
+    sys.modules["mpi4py"] = None  # type: ignore[assignment]
+    world.start()
+    say("one rank needs no MPI")
+
+
+def pipe(world: World) -> None:
+    for i in range(100_000):
+        print(i)
+
+
+# -- on GPUs ------------------------------------------------------------------------------------------------------------
+
+
+def gpu_sums(world: World, how: str) -> None:
+    """NCCL (or host-staged) collectives against their definition, on CuPy arrays and inside a CUDA graph."""
+    import cupy
+    import numpy as np
+
+    from l2_dense_parallel.collectives import open_collective
+    from l2_dense_parallel.gpus import choose_gpus
+    from l2_dense_parallel.mesh import MeshShape, build_mesh
+
+    index, taking_part, line = choose_gpus(world.start(), asked=True, share_gpu=how == "share")
+    assert taking_part == list(range(world.size)) and line == ""
+    cupy.cuda.Device(index).use()
+    mesh = build_mesh(world, MeshShape(tp=world.size))
+    assert mesh is not None
+    collective = open_collective(world, mesh, "tp", "cuda", share_gpu=how == "share")
+    rng = np.random.default_rng(5)
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        for size in (1, 7, 199, 2048, 1_000_003):
+            parts = rng.standard_normal((world.size, size)).astype(np.float32)
+            x = cupy.asarray(parts[world.rank])
+            assert collective.all_reduce(x) is x
+            assert np.abs(x.get() - parts.astype(np.float64).sum(axis=0)).max() <= 1e-6 * np.abs(parts).sum(axis=0).max()
+            assert len(set(world.exchange(x.get().tobytes()))) == 1
+        for n, m in ((1, 199), (7, 37)):
+            parts = rng.standard_normal((world.size, n, m)).astype(np.float32)
+            gathered = collective.all_gather(cupy.asarray(parts[world.rank]))
+            assert isinstance(gathered, cupy.ndarray) and gathered.flags.c_contiguous
+            assert np.array_equal(gathered.get(), np.concatenate(list(parts), axis=1))
+        assert collective.broadcast(world.rank) == 0
+        collective.barrier()
+        if how == "nccl":
+            y = cupy.ones(2048, cupy.float32)
+            stream.synchronize()
+            stream.begin_capture()
+            collective.all_reduce(y)
+            graph = stream.end_capture()
+            y.fill(1.0)
+            for _ in range(3):
+                graph.launch(stream)
+            collective.synchronize()  # type: ignore[attr-defined]
+            assert (y.get() == float(world.size**3)).all()
+    say("right on GPU", index)
+
+
+def gpu_leave(world: World) -> None:
+    import cupy
+
+    from l2_dense_parallel.collectives import open_collective
+    from l2_dense_parallel.gpus import choose_gpus
+    from l2_dense_parallel.mesh import MeshShape, build_mesh
+
+    index, _, _ = choose_gpus(world.start(), asked=True, share_gpu=False)
+    cupy.cuda.Device(index).use()
+    mesh = build_mesh(world, MeshShape(tp=world.size))
+    assert mesh is not None
+    collective = open_collective(world, mesh, "tp", "cuda")
+    x = cupy.ones(2048, cupy.float32)
+    collective.all_reduce(x)
+    collective.synchronize()  # type: ignore[attr-defined]
+    if world.rank == 1:
+        return
+    collective.all_reduce(x)
+    collective.synchronize()  # type: ignore[attr-defined]
+    say("survived")
+
+
+def gpu_refused(world: World) -> None:
+    from l2_dense_parallel.gpus import choose_gpus
+
+    choose_gpus(world.start(), asked=True, share_gpu=False)
+    raise AssertionError("not reached")
+
+
+PROGRAMS: dict[str, Callable] = {
+    function.__name__: function
+    for function in (
+        *(sums, staged, meshes, uneven, threads),
+        *(usage, fail, leave, early, agreed, arguments, no_mpi4py, pipe),
+        *(gpu_sums, gpu_leave, gpu_refused),
+    )
+}
+
+if __name__ == "__main__":
+    faults.run(lambda world: PROGRAMS[sys.argv[1]](world, *sys.argv[2:]))
