@@ -2,52 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from l2_dense_parallel.collectives import NoCollective
 from l2_dense_parallel.slicing import Shard
 from l4_offload.resident import ResidentWeights, to_device
 from layers.config import ModelConfig
 from models.loading import open_checkpoint, stream_model
 from models.runner import Runner
 from tests.conformance.check import load_case
+from tests.equivalence.judge import Verdict, judge
 from tests.equivalence.observe import Observation, observe
 from tests.equivalence.oracle import oracle_device
 from tests.equivalence.settings import Setting
 
-
-class OneRank:
-    """The collective of a single rank."""
-
-    rank, size = 0, 1
+CASES = Path(__file__).parents[1] / "conformance"
 
 
-def run_setting(setting: Setting, cases: Path, device: Any, shard: Shard | None = None, collective: Any = None) -> Iterator[tuple[dict, Observation]]:
-    """(case, what the setting gives for it) for every case, one after the other."""
+def check_setting(setting: Setting, device: Any, shard: Shard | None = None, collective: Any = None, judging: bool = True) -> Verdict:
+    """Every case of the setting. `judging` is False on the ranks that only take part."""
+    verdict = Verdict()
     for name in setting.case_names():
-        case = load_case(cases / name)
-        runner = build(case["dir"], device, setting.dtype, setting.layers, shard or Shard(), collective or OneRank())
-        yield case, observe(runner, case, setting.batch)
+        case = shortened(load_case(CASES / name)) if setting.short else load_case(CASES / name)
+        runner = build(case["dir"], device, setting.dtype, setting.layers, shard or Shard(), collective or NoCollective())
+        got = observe(runner, case, setting.batch)
+        if judging:
+            judge(verdict, setting, case, got, reference(setting, case))
+    verdict.close()
+    return verdict
 
 
 def reference(setting: Setting, case: dict[str, Any]) -> Observation:
     """The golden values, or a float64 run where there are none."""
-    computed = _float64(case["dir"], setting.dtype, setting.layers)
-    return {**computed, **case} if is_golden(setting) else computed
-
-
-def is_golden(setting: Setting) -> bool:
-    return setting.dtype == "fp32" and not setting.layers
+    computed = _float64(case["name"], setting.dtype, setting.layers, setting.short)
+    is_golden = setting.dtype == "fp32" and not setting.layers and not setting.short
+    return {**computed, **case} if is_golden else computed
 
 
 @lru_cache(maxsize=256)
-def _float64(folder: Path, dtype: str, layers: int) -> Observation:
-    runner = build(folder, oracle_device(), dtype, layers, Shard(), OneRank())
+def _float64(name: str, dtype: str, layers: int, short: bool) -> Observation:
+    case = shortened(load_case(CASES / name)) if short else load_case(CASES / name)
+    runner = build(case["dir"], oracle_device(), dtype, layers, Shard(), NoCollective())
     runner.kv_dtype = "fp32"
-    return observe(runner, load_case(folder), "together")
+    return observe(runner, case, "together")
 
 
 def build(folder: Path, device: Any, dtype: str, layers: int, shard: Shard, collective: Any) -> Runner:
@@ -61,3 +61,11 @@ def cut(config: ModelConfig, layers: int) -> ModelConfig:
     """The model of its first layers."""
     moe = config.moe and replace(config.moe, layers=tuple(i for i in config.moe.layers if i < layers))
     return replace(config, num_layers=layers, attention_scale=config.attention_scale[:layers], windows=config.windows[:layers], moe=moe)
+
+
+def shortened(case: dict[str, Any]) -> dict[str, Any]:
+    """A few tokens of each input: what the simulator can do in seconds. A decoder's case only."""
+    keep = {"input_ids": 3, "greedy_tokens": 2, "pad_tokens": 2, "ppl_input_ids": 3}
+    cut_inputs = {name: case[name][..., :count] for name, count in keep.items()}
+    pads = {name: case[name][:, -6:] for name in ("pad_input_ids", "pad_attention_mask")}  # 5 and 6 real tokens
+    return {**case, **cut_inputs, **pads}

@@ -1,6 +1,6 @@
-"""Runs one setting over its cases and writes every observation: `python -m tests.equivalence.worker SETTING.json OUT.npz`.
+"""Runs one setting on several ranks: `mpirun -n 2 python -m tests.equivalence.worker SETTING.json`. Rank 0 judges.
 
-A process of its own, because ranks (under mpirun) and the simulator need one; rank 0 writes.
+Prints one JSON line with the verdict. Ranks need processes of their own; on one rank the test runs in pytest's.
 """
 
 from __future__ import annotations
@@ -9,30 +9,32 @@ import json
 import sys
 from pathlib import Path
 
-CASES = Path(__file__).parents[1] / "conformance"
+from l2_dense_parallel.faults import run
+from l2_dense_parallel.world import World
 
 
-def main() -> None:
-    setting_file, out = sys.argv[1:]
-    fields = json.loads(Path(setting_file).read_text())
-
-    from l2_dense_parallel.ranks import plan_threads, read_launcher
-
-    plan_threads(read_launcher())
-    from l1_kernels.device import prepare
+def main(world: World) -> int:
+    fields = json.loads(Path(sys.argv[1]).read_text())
+    from l1_kernels.device import open_device, prepare
 
     prepare(fields["device"])
-
-    import numpy as np
-
-    from tests.equivalence.run import run_setting
+    from l2_dense_parallel.collectives import open_collective
+    from l2_dense_parallel.mesh import MeshShape, build_mesh
+    from l2_dense_parallel.slicing import Shard
+    from tests.equivalence.run import check_setting
     from tests.equivalence.settings import Setting
 
-    fields["cases"] = tuple(fields["cases"])
-    rank, found = run_setting(Setting(**fields), CASES)
-    if rank == 0:
-        np.savez(out, **{f"{case}/{name}": array for case, arrays in found.items() for name, array in arrays.items()})
+    setting = Setting(**(fields | {"cases": tuple(fields["cases"])}))
+    world.start()
+    mesh = build_mesh(world, MeshShape(setting.tp, 1, 1))
+    assert mesh is not None
+    device = open_device(setting.device, world.launch.local_rank if setting.device == "cuda" else 0)
+    collective = open_collective(world, mesh, "tp", setting.device)
+    verdict = check_setting(setting, device, Shard(mesh.tp_rank, mesh.tp), collective, judging=mesh.tp_rank == 0)
+    if mesh.tp_rank == 0:
+        print(json.dumps(verdict.to_json()))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    run(main)
