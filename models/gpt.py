@@ -21,7 +21,8 @@ def main() -> NoReturn:
     run(lambda world: command_line(world, sys.argv[1:]))
 
 
-def command_line(world: World, arguments: list[str]) -> int:
+def command_line(world: World, arguments: list[str], program: str = "strata") -> int:
+    """program: the console script whose commands these are (models/cli/app.py)."""
     if world.rank:  # one rank speaks; errors have their own way (faults.py)
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (it lives as long as the process)
     for stream in (sys.stdout, sys.stderr):
@@ -33,7 +34,7 @@ def command_line(world: World, arguments: list[str]) -> int:
     prepare(requested_device(arguments))
     from models.cli.app import application
 
-    status = application(world)(args=arguments or ["--help"], prog_name="strata", standalone_mode=False)
+    status = application(world, program)(args=arguments or ["--help"], prog_name=program, standalone_mode=False)
     return status if isinstance(status, int) else 0
 
 

@@ -87,11 +87,12 @@ class OpenModel:
             print(f"rank {self.world.rank}: loaded in {self.load_s:.2f} s, {free >> 20} of {total >> 20} MiB free", file=sys.stderr, flush=True)
 
 
-def open_model(world: World, engine: EngineOptions, quiet: bool, seen: dict[str, Any]) -> OpenModel | None:
+def open_model(world: World, engine: EngineOptions, quiet: bool, seen: dict[str, Any], encoder: bool = False) -> OpenModel | None:
     """All ranks call it together.
 
-    quiet  standard output is for a document: the line about the device goes to standard error
-    seen   what else the ranks must agree on: option groups and inputs by name
+    quiet    standard output is for a document: the line about the device goes to standard error
+    seen     what else the ranks must agree on: option groups and inputs by name
+    encoder  which kind of model the command is for; the other is refused
     Returns None on a rank that stands aside because there are more ranks than GPUs.
     """
     world.start()
@@ -99,8 +100,11 @@ def open_model(world: World, engine: EngineOptions, quiet: bool, seen: dict[str,
     with world.agreement():
         path = find_model(engine.model)
         checkpoint = open_checkpoint(path)
-        if not checkpoint.config.causal:
-            raise UserError(f"--model {engine.model}: {checkpoint.config.family} is an encoder and generates no text; see python -m models.bert")
+        family = checkpoint.config.family
+        if not checkpoint.config.causal and not encoder:
+            raise UserError(f"--model {engine.model}: {family} is an encoder and generates no text; see python -m models.bert")
+        if checkpoint.config.causal and encoder:
+            raise UserError(f"--model {engine.model}: {family} generates text and is no encoder; see python -m models.gpt")
         tokenizer = tokenizer_of(path)
     device_name, index, taking_part, line = choose_device(world, engine)
     config = checkpoint.config
