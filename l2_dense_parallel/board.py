@@ -2,7 +2,7 @@
 
 A rank that waits in a collective looks there before it gives up: is the other still working (then waiting is right),
 has it ended, or does it wait in another call? One cache line of doubles a rank, each written by its owner alone, so
-that no lock and no MPI is needed, and a call costs well under a microsecond.
+that no lock and no MPI is needed, and a call costs about a microsecond.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -36,6 +37,7 @@ def run(main: Callable[[World], int | None]) -> NoReturn:
     world = World(launch := read_launch())
     thread_plan(launch)
     yield_when_crowded(launch)
+    threading.excepthook = lambda failed: _fail_in_thread(world, failed)
     deliberate = False  # sys.exit(0): others may know nothing of it
     try:
         try:
@@ -101,6 +103,18 @@ def _fail(world: World, error: BaseException) -> NoReturn:
     flush()
     _part(world)
     os._exit(status)
+
+
+def _fail_in_thread(world: World, failed: threading.ExceptHookArgs) -> None:
+    """An uncaught exception in another thread ends the run too: the main thread may wait for that thread's work."""
+    if failed.exc_type is SystemExit:
+        return
+    error = failed.exc_value or failed.exc_type()
+    if isinstance(error, BrokenPipeError):
+        _exit_at_once(141)
+    status, text = classify(error)
+    sys.stderr.write(f"error: {text}\n" if status == 2 else "".join(traceback.format_exception(error)))
+    world.abort(status)
 
 
 def classify(error: BaseException) -> tuple[int, str]:

@@ -29,7 +29,7 @@ POLL = 0.5  # s
 
 
 class Watchdog:
-    """Owned by the World of one rank. `enter` and `leave` bracket every blocking call, and cost well under 1 us."""
+    """Owned by the World of one rank. `enter` and `leave` bracket every blocking call, and cost about 1 us together."""
 
     def __init__(self, board: Board, end: Callable[[str], None]) -> None:
         self.board = board

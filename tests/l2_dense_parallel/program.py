@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -183,11 +184,17 @@ def _text(world: World, collective: object) -> None:
     sys.exit("a last word")
 
 
+def _thread(world: World, collective: object) -> None:
+    threading.Thread(target=lambda: 1 // 0, name="loader").start()
+    time.sleep(60.0)
+
+
 _FAULTS: dict[str, Callable] = {
     "user": _user,
     "each": _each,
     "exception": _exception,
     "text": _text,
+    "thread": _thread,
     "exit0": lambda world, collective: sys.exit(0),
     "exit3": lambda world, collective: sys.exit(3),
     "kill": lambda world, collective: os.kill(os.getpid(), signal.SIGKILL),

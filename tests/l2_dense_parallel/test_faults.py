@@ -32,6 +32,12 @@ def test_alone_our_fault_has_a_traceback() -> None:
     assert ended.err.startswith("Traceback") and ended.err.endswith("ZeroDivisionError: a fault of ours\n")
 
 
+def test_alone_a_fault_in_a_thread() -> None:
+    ended = alone("fail", "thread", "all")
+    assert ended.status == 1 and ended.seconds < LIMIT
+    assert ended.err.endswith("ZeroDivisionError: integer division or modulo by zero\n")
+
+
 def test_alone_a_wrong_option() -> None:
     pytest.importorskip("typer")
     ended = alone("usage")
@@ -123,6 +129,7 @@ def test_a_wrong_option_is_said_once() -> None:
         (2, "user", "0", ["error: --tp 3 does not divide"]),
         (2, "exception", "0", ["rank 0 of 2:", "Traceback", "a fault of ours"]),
         (4, "exception", "2", ["rank 2 of 4:", "Traceback", "a fault of ours"]),
+        (2, "thread", "1", ["Traceback", "ZeroDivisionError"]),
         (2, "exit0", "1", ["rank 1 has ended while rank 0 waits in all_reduce (tp)"]),
         (4, "exit0", "0", ["rank 0 has ended while rank", "waits in all_reduce (tp)"]),
         (2, "exit3", "1", []),
@@ -137,7 +144,7 @@ def test_a_fault_on_one_rank(ranks: int, how: str, who: str, words: list[str]) -
     for word in words:
         assert word in ended.err
     assert len(ended.errors) <= 1
-    assert ended.err.count("Traceback") == (how == "exception")
+    assert ended.err.count("Traceback") == (how in ("exception", "thread"))
 
 
 @pytest.mark.mpi
