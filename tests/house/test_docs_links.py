@@ -21,12 +21,12 @@ def named(page: Path) -> list[Path]:
     return [ROOT / name for name in IN_BACKTICKS.findall(text)] + [page.parent / name for name in LINKS.findall(text)]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_named_files_exist(page: Path) -> None:
     assert [str(path.relative_to(ROOT)) for path in named(page) if not path.exists()] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_named_modules_exist(page: Path) -> None:
     assert [name for name in MODULES.findall(page.read_text()) if importlib.util.find_spec(name) is None] == []
 
