@@ -111,6 +111,8 @@ def check_prompts(config: ModelConfig, prompts: Sequence[Sequence[int]], max_new
             raise UserError(f"{name}: token id {outside[0]} is outside the vocabulary of {config.vocab_size}")
         if len(ids) > limit:
             raise UserError(f"{name}: {len(ids)} tokens are more than the model's {limit} positions; shorten it")
+        if len(ids) == limit and max_new_tokens:
+            raise UserError(f"{name}: {len(ids)} tokens fill the model's {limit} positions, which leaves none for new ones; shorten it")
         if len(ids) + max_new_tokens > limit:
             raise UserError(
                 f"{name}: {len(ids)} tokens and {max_new_tokens} new ones are more than the model's {limit} positions; "

@@ -21,7 +21,7 @@ class Tokenizer:
     """One vocabulary.
 
     source         the file it came from, for messages
-    eos_ids        ids that its files say end a text (config.json's are the ModelConfig's)
+    eos_ids        ids that a GGUF file's vocabulary says end a text
     chat_template  Jinja source, or None
     special_names  {"bos_token": text, "eos_token": text ...}, what chat templates may ask for
     """
@@ -78,7 +78,7 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
     """The tokenizer of a model's folder; None where the folder has none (its model runs with --ids).
 
     Reads tokenizer.json, or the older pair vocab.json and merges.txt (GPT-2's byte-level BPE), and beside it
-    tokenizer_config.json, generation_config.json and chat_template.jinja where they are. Raises UserError for a broken
+    tokenizer_config.json and chat_template.jinja where they are. Raises UserError for a broken
     file, and for a vocabulary that only tokenizer.model (SentencePiece) holds.
     """
     from tokenizers import Tokenizer as Backend
@@ -101,8 +101,7 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
     backend.no_truncation()
     backend.no_padding()
     names = {key: name for key in ("bos_token", "eos_token", "unk_token", "pad_token") if (name := _token_name(settings.get(key)))}
-    eos_ids = _as_ids(_read_json(folder / "generation_config.json").get("eos_token_id"))
-    return Tokenizer(backend, str(source), eos_ids, _chat_template(folder, settings), names)
+    return Tokenizer(backend, str(source), (), _chat_template(folder, settings), names)
 
 
 def _from_vocab_and_merges(folder: Path, settings: dict[str, Any]) -> Backend:
@@ -218,13 +217,6 @@ def _token_name(entry: Any) -> str | None:
     """tokenizer_config.json gives a special token as text or as {"content": text}."""
     name = entry.get("content") if isinstance(entry, dict) else entry
     return name if isinstance(name, str) else None
-
-
-def _as_ids(entry: Any) -> tuple[int, ...]:
-    """An eos_token_id entry: absent, a number, or a list of numbers."""
-    if entry is None:
-        return ()
-    return tuple(int(i) for i in entry) if isinstance(entry, list) else (int(entry),)
 
 
 def _one_line(error: BaseException) -> str:

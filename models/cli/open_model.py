@@ -65,7 +65,7 @@ class OpenModel:
         return self.world.rank == 0
 
     def eos_ids(self, chat: bool = False) -> tuple[int, ...]:
-        """All that end a text: by config.json, by the tokenizer's files, and in a chat by its own end of a turn."""
+        """All that end a text: by the checkpoint's settings, by a GGUF's vocabulary, and in a chat the end of a turn."""
         found = [*self.config.eos_ids]
         if self.tokenizer is not None:
             found += [*self.tokenizer.eos_ids, *(chat_end_ids(self.tokenizer) if chat else ())]

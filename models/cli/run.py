@@ -158,13 +158,11 @@ def report(
         show("\n\n")
     else:
         for prompt, result in zip(prompts, results, strict=True):
-            head = f"--- {prompt.name}\n" if len(prompts) > 1 else ""
+            head = f"[{prompt.name}]\n" if len(prompts) > 1 else ""
             body = json.dumps(result.token_ids) if opened.tokenizer is None else ("" if options.chat else prompt.text or "") + result.text
             show(f"{head}{body}\n\n")
     tokens = sum(len(result.token_ids) for result in results)
-    show(
-        f"{tokens} tokens: first after {timing.first_token_ms:.0f} ms, then {timing.token_ms:.2f} ms/token, {timing.tokens_per_s:.1f} tokens/s\n"
-    )
+    show(f"{tokens} tokens: time to first token {timing.first_token_ms:.0f} ms, {timing.token_ms:.2f} ms/token, {timing.tokens_per_s:.1f} tokens/s\n")
 
 
 def document(opened: OpenModel, engine: EngineOptions, prompts: list[Prompt], results: list[Result], timing: Timing) -> dict[str, Any]:
