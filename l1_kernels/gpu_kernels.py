@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -25,19 +25,27 @@ MAX_BLOCKS = 4096  # of a kernel whose threads stride over a flat array
 MAX_GRID_Y = 65535
 
 
+class GeMM(Protocol):
+    """A library's matrix product: linear/cublas.py, which the simulator has not."""
+
+    def usable(self) -> bool: ...
+
+    def __call__(self, x: Array, w: Array, dtype: str, y: Array) -> None: ...
+
+
 class GpuKernels:
     """`kernels.Kernels` over numba.cuda.
 
     empty   makes an uninitialised array of the device: empty(shape, dtype)
     stream  gives the stream to launch on, as numba names it (None: numba's default one)
-    gemm    gemm(x, w, dtype, y): cuBLAS for many tokens (None: a kernel of ours)
+    gemm    cuBLAS for many tokens, where it is usable (None: a kernel of ours)
     """
 
     def __init__(
         self,
         empty: Callable[..., Array],
         stream: Callable[[], Any] | None = None,
-        gemm: Callable[[Array, Array, str, Array], None] | None = None,
+        gemm: GeMM | None = None,
     ) -> None:
         self._empty = empty
         self._stream = stream or (lambda: 0)
@@ -81,7 +89,7 @@ class GpuKernels:
         if bias is not None:
             checks.array(bias, "bias", FLOAT32, (num_out,))
         y = self._empty((num_tokens, num_out), np.float32)
-        if num_tokens > linear.SKINNY_TOKENS and self._gemm is not None and weight.dtype != "int8" and y.size and size:
+        if num_tokens > linear.SKINNY_TOKENS and self._cublas_takes(weight) and y.size and size:
             self._linear_cublas(x, weight, bias, y)
             return y
         if num_tokens <= linear.SKINNY_TOKENS:
@@ -95,6 +103,9 @@ class GpuKernels:
             checks.reject("x", f"of at most {MAX_GRID_Y * linear.TILE} tokens", checks.describe(x))
         self._launch(kernel, grid, block, x, weight.data, self._or_absent(weight.scale), self._or_absent(bias), bias is not None, y)
         return y
+
+    def _cublas_takes(self, weight: Weight) -> bool:
+        return self._gemm is not None and weight.dtype != "int8" and self._gemm.usable()
 
     def _linear_cublas(self, x: Array, weight: Weight, bias: Array | None, y: Array) -> None:
         if weight.dtype != "fp32":

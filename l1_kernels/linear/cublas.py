@@ -7,7 +7,7 @@ cuBLAS thinks in columns: its matrices are the transposes of ours, so it compute
 from __future__ import annotations
 
 import numpy as np
-from cupy.cuda import cublas, device, runtime
+from cupy.cuda import cublas, device, runtime, stream
 
 from l1_kernels.weight import Array
 
@@ -20,6 +20,10 @@ class Gemm:
     def __init__(self) -> None:
         self._one = np.ones(1, np.float32)
         self._zero = np.zeros(1, np.float32)
+
+    def usable(self) -> bool:
+        """CuPy refuses cuBLAS inside a graph capture."""
+        return not stream.get_current_stream().is_capturing()
 
     def __call__(self, x: Array, w: Array, dtype: str, y: Array) -> None:
         """x [T, K] and w [N, K] in the carrier of `dtype` ("fp32", "fp16", "bf16"), y float32 [T, N], on CuPy's current stream."""

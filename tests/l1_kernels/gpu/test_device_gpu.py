@@ -50,7 +50,7 @@ def test_events_time_a_stream(gpu: Device) -> None:
 @pytest.mark.parametrize("num_tokens", [3, 40])  # the skinny kernel; cuBLAS
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 def test_a_graph_replays_on_new_numbers(gpu: Device, dtype: str, num_tokens: int) -> None:
-    """numba, cuBLAS and CuPy's own kernels in one graph; between replays others allocate and write, and must do no harm."""
+    """numba's and CuPy's own kernels in one graph; between replays others allocate and write, and must do no harm."""
     rng = np.random.default_rng()
     weight = gpu.weight(host_weight(rng.standard_normal((96, 64)).astype(np.float32), dtype))
     bias, norm = (gpu.to_device(rng.standard_normal(n).astype(np.float32)) for n in (96, 64))
@@ -69,7 +69,8 @@ def test_a_graph_replays_on_new_numbers(gpu: Device, dtype: str, num_tokens: int
         for array in other:
             array.fill(np.nan)
         got = gpu.to_host(graph.replay())
-        np.testing.assert_array_equal(got, gpu.to_host(step()))
+        # Outside a capture many tokens go to cuBLAS, inside to our tiled kernel: other orders of one sum.
+        np.testing.assert_allclose(got, gpu.to_host(step()), rtol=1e-4, atol=1e-4)
         results.append(got)
     assert not np.array_equal(results[0], results[1])
 
