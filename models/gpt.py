@@ -6,10 +6,12 @@ starts after the arguments are read. So this file imports next to nothing by its
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
+from l1_kernels.errors import UserError
 from l2_dense_parallel.faults import run
 
 if TYPE_CHECKING:
@@ -34,14 +36,23 @@ def command_line(world: World, arguments: list[str], program: str = "strata") ->
     prepare(requested_device(arguments))
     from models.cli.app import application
 
-    status = application(world, program)(args=arguments or ["--help"], prog_name=program, standalone_mode=False)
-    return status if isinstance(status, int) else 0
+    command = application(world, program)(args=arguments or ["--help"], prog_name=program, standalone_mode=False)
+    if not callable(command):  # --help is all there was to do
+        return int(command or 0)
+    try:
+        command()
+        sys.stdout.flush()
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:  # of files we open, UserErrors tell
+            raise UserError(f"standard output cannot be written ({error.strerror})") from None
+        raise
+    return 0
 
 
 def requested_device(arguments: list[str]) -> str:
     """--device, before the arguments are parsed: numba reads the environment when it is imported."""
     device = "auto"
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
         if argument == "--device":
             device = following
         elif argument.startswith("--device="):

@@ -261,7 +261,7 @@ def test_wrong_input_is_one_line_that_names_it(files, monkeypatch, arguments, me
 
 def test_device_is_known_before_parsing():
     assert requested_device(["run", "--device", "sim"]) == requested_device(["--device=sim"]) == "sim"
-    assert requested_device(["run"]) == "auto" and requested_device(["run", "--device"]) == ""
+    assert requested_device([]) == requested_device(["run"]) == "auto" and requested_device(["run", "--device"]) == ""
 
 
 # ---------------------------------------------------------------------------------------------- as a process
@@ -272,6 +272,16 @@ def test_statuses_of_the_process():
     assert done.returncode == 2 and done.stdout == "" and done.stderr == "error: --top-p must be above 0 and at most 1, got 7.0\n"
     done = process("run", "--no-such-flag")
     assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+
+
+def test_a_reader_that_leaves_and_a_disk_that_is_full():
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "models.gpt", "run", "-n", "2"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=TESTS.parent, timeout=120)
+    assert done.returncode == 2 and done.stderr.startswith("error: standard output cannot be written")
+    done = subprocess.run(f"{sys.executable} -m models.gpt run | head -n 1; exit ${{PIPESTATUS[0]}}", shell=True, executable="/bin/bash",
+                          capture_output=True, text=True, cwd=TESTS.parent, timeout=120)  # fmt: skip
+    assert done.returncode == 141 and done.stderr == "" and done.stdout.count("\n") == 1
 
 
 def test_only_the_text_is_json_on_standard_output():
