@@ -160,6 +160,7 @@ def kernels_are_cold(device: Device) -> bool:
     """Whether the first step will compile: on a CPU, no compiled kernel lies in numba's cache; on a GPU, always."""
     if device.name != "cpu":
         return device.name == "cuda"
-    cache = os.environ.get("NUMBA_CACHE_DIR")
-    folder = Path(cache) if cache else Path(sys.modules["l1_kernels"].__path__[0])
+    asked, package = os.environ.get("NUMBA_CACHE_DIR"), Path(sys.modules["l1_kernels"].__path__[0])
+    users = Path.home() / ".cache" / "numba"  # where numba turns to if the package's folder cannot be written
+    folder = Path(asked) if asked else package if os.access(package, os.W_OK) else users
     return next(folder.rglob("*.nbi"), None) is None
