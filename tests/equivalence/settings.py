@@ -19,9 +19,10 @@ BARS = {"fp32": 1e-3, "fp16": 3e-3, "bf16": 2e-2, "int8": 3e-3}
 # this much of the maximum on these random weights; the bar leaves a fifth of room.
 WIDER = {("bf16", "llama_rope_yarn"): 3.1e-2, ("bf16", "llama_rope_dynamic"): 2.6e-2, ("bf16", "mistral_window"): 2.6e-2}
 
-# In the same run a router's two best experts change places at some positions, and there the logits are others: this
-# share of a case's positions may differ, and the rest must hold the bar.
-ROUTING_FLIPS = {("bf16", "mixtral"): 0.15, ("bf16", "olmoe"): 0.15, ("bf16", "qwen2_moe"): 0.15}
+# In the same run a router's two best experts change places at some positions, and the logits of those and of later ones,
+# which attend to them, are others: 9 of mixtral's 24, 3 of olmoe's 16. This share of an array's positions may differ; the
+# rest, and the NLL, must hold the bar.
+ROUTING_FLIPS = {("bf16", "mixtral"): 0.5, ("bf16", "olmoe"): 0.25}
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,8 @@ def on_ranks(setting: Setting, tmp_path: Path) -> None:
     command = ["mpirun", "-n", str(setting.tp), sys.executable, "-m", "tests.equivalence.worker", str(file)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
-    expect(setting, Verdict(**json.loads(done.stdout.splitlines()[-1])))
+    verdict = next(line for line in done.stdout.splitlines() if line.startswith("{"))  # a launcher may print around it
+    expect(setting, Verdict(**json.loads(verdict)))
 
 
 def expect(setting: Setting, verdict: Verdict) -> None:

@@ -38,9 +38,10 @@ def mpirun() -> list[str]:
 
 
 def environment(**changes: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "OMPI_", "SLURM_", "MPI_LOCAL"))}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "OMPI_COMM_", "SLURM_", "MPI_LOCAL"))}
     allow = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return {**kept, **allow, "PYTHONPATH": str(HERE.parents[1]), **changes}
+    path = os.pathsep.join([str(HERE.parents[1]), *filter(None, [kept.get("PYTHONPATH")])])
+    return {**kept, **allow, "PYTHONPATH": path, **changes}
 
 
 def start(command: list[str], env: dict[str, str], limit: float) -> Ended:
