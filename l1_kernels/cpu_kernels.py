@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from l1_kernels import checks
+from l1_kernels import checks, waiting  # noqa: F401 (waiting: before numba's first parallel loop)
 from l1_kernels.activation import cpu as activation
 from l1_kernels.attention import cpu as attend
 from l1_kernels.bounds import within
