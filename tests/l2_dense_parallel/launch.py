@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from l2_dense_parallel.ranks import THREAD_VARIABLES
+
 HERE = Path(__file__).parent
 
 
@@ -38,7 +40,9 @@ def mpirun() -> list[str]:
 
 
 def environment(**changes: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "OMPI_COMM_", "SLURM_", "MPI_LOCAL"))}
+    """This process's, less what a launcher told it and the thread counts that another test has set in it."""
+    told = ("PMI", "OMPI_COMM_", "SLURM_", "MPI_LOCAL", *THREAD_VARIABLES)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(told)}
     allow = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     path = os.pathsep.join([str(HERE.parents[1]), *filter(None, [kept.get("PYTHONPATH")])])
     return {**kept, **allow, "PYTHONPATH": path, **changes}
