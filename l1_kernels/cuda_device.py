@@ -16,6 +16,7 @@ from l1_kernels.errors import UserError
 from l1_kernels.gpu_kernels import GpuKernels
 from l1_kernels.kernels import Kernels
 from l1_kernels.linear.cublas import Gemm
+from l1_kernels.regions import Regions, UnfusedRegions
 from l1_kernels.weight import Array, Weight
 
 Result = TypeVar("Result")
@@ -42,6 +43,7 @@ class CudaDevice:
         self.description = cupy.cuda.runtime.getDeviceProperties(index)["name"].decode()
         self._numba_streams: dict[int, Any] = {0: 0}
         self.kernels: Kernels = GpuKernels(self.empty, self._numba_stream, Gemm())
+        self.regions: Regions = UnfusedRegions(self.kernels)
 
     def _numba_stream(self) -> Any:
         """numba's name for CuPy's current stream (0: the default one of both)."""

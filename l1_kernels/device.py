@@ -24,6 +24,7 @@ import numpy as np
 
 from l1_kernels.errors import UserError
 from l1_kernels.kernels import Kernels
+from l1_kernels.regions import Regions, UnfusedRegions
 from l1_kernels.weight import Array, Weight
 
 NAMES = ("cpu", "cuda", "sim", "auto")
@@ -62,6 +63,7 @@ class Device(Protocol):
     index: int
     xp: Any  # numpy or cupy
     kernels: Kernels
+    regions: Regions
 
     def to_device(self, host: np.ndarray) -> Array:
         """Host array -> C-contiguous array of the device. On cpu and sim it may be the same memory."""
@@ -156,6 +158,7 @@ class HostDevice:
     def __init__(self, description: str, kernels: Kernels) -> None:
         self.description = description
         self.kernels = kernels
+        self.regions: Regions = UnfusedRegions(kernels)
 
     def to_device(self, host: np.ndarray) -> Array:
         return np.ascontiguousarray(host)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from l1_kernels.device import Device
+from l1_kernels.regions import NormArgs, apply_norm_args
 from l1_kernels.weight import Array
 from layers.config import ModelConfig
 from layers.feed_forward import feed_forward
@@ -25,18 +26,23 @@ class ReferenceMoE:
         self.moe = config.moe
         self.device = device
 
-    def __call__(self, x: Array, weights: LayerWeights) -> Array:
-        """x [T, D] -> this rank's part of the sum over the chosen experts [T, D]."""
+    def __call__(self, x: Array, norm: NormArgs | None, weights: LayerWeights, residual: Array | None) -> Array:
         assert weights.moe is not None
         kernels = self.device.kernels
-        logits = kernels.linear(x, weights.moe.gate)
+        part = self._experts(apply_norm_args(kernels, x, norm), weights.moe)
+        return part if residual is None else kernels.add(residual, part)
+
+    def _experts(self, x: Array, weights: MoEWeights) -> Array:
+        """x [T, D] -> this rank's part of the sum over the chosen experts [T, D]."""
+        kernels = self.device.kernels
+        logits = kernels.linear(x, weights.gate)
         chosen, share = kernels.route(logits, self.moe.top_k, self.moe.softmax_first, self.moe.renormalise)
-        out = self._shared_expert(x, weights.moe)
+        out = self._shared_expert(x, weights)
         chosen_host = self.device.to_host(chosen)
         for expert in np.unique(chosen_host):
             tokens, slot = np.nonzero(chosen_host == expert)
             tokens, slot = self.device.to_device(tokens), self.device.to_device(slot)
-            part = self._expert(x[tokens], weights.moe, int(expert))
+            part = self._expert(x[tokens], weights, int(expert))
             out[tokens] += part * share[tokens, slot][:, None]
         return out
 

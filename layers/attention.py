@@ -1,8 +1,10 @@
-"""Attention of one layer: fused QKV, norms and rotation of queries and keys, cache write, attention, out-projection.
+"""Attention of one layer: regions 1 and 2 of l1_kernels/regions.py, with the norms of queries and keys between them.
 
 Shapes on a rank (docs/notation.md): H and G are its share of the heads.
 
-    x [T, D] -> qkv [T, H + 2G, d] -> (q/k norm) -> (rotary) -> cache [B, G, S, d] -> [T, H d] -> out [T, D], a part to be summed
+    x [T, D] -> qkv [T, H + 2G, d] -> (q/k norm) -> rotary, cache [B, G, S, d], attention -> mixed [T, H d]
+
+The block applies the out-projection, since the residual is added in the same region.
 """
 
 from __future__ import annotations
@@ -10,11 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from l1_kernels.device import Device
+from l1_kernels.regions import CacheArgs, NormArgs, RotaryArgs
 from l1_kernels.weight import Array
 from layers.config import ModelConfig
 from layers.kv_cache import LayerCache
 from layers.protocols import Reduce
-from layers.rotary import RotaryStep
 from layers.weights import LayerWeights
 
 
@@ -40,7 +42,7 @@ class Step:
     rows: Array
     positions: Array
     ends: Array
-    rotary: RotaryStep | None
+    rotary: RotaryArgs | None
 
 
 class Attention:
@@ -55,19 +57,17 @@ class Attention:
         self.window = config.window(layer)
         self.scale = config.scale(layer)
 
-    def __call__(self, x: Array, weights: LayerWeights, step: Step, cache: LayerCache) -> Array:
-        kernels, heads = self.device.kernels, self.heads
-        qkv = kernels.linear(x, weights.qkv.weight, weights.qkv.bias)
-        qkv = qkv.reshape(x.shape[0], heads.count + 2 * heads.kv_count, self.config.head_dim)
+    def __call__(self, x: Array, norm: NormArgs | None, weights: LayerWeights, step: Step, cache: LayerCache) -> Array:
+        """x [T, D] -> mixed [T, H * d], before the out-projection."""
+        return self.mix(self.device.regions.norm_linear(x, norm, weights.qkv.weight, weights.qkv.bias), weights, step, cache)
+
+    def mix(self, qkv: Array, weights: LayerWeights, step: Step, cache: LayerCache) -> Array:
+        """The same from the fused projection, float32 [T, (H + 2G) d]."""
+        heads = self.heads
+        qkv = qkv.reshape(qkv.shape[0], heads.count + 2 * heads.kv_count, self.config.head_dim)
         self._norm_queries_and_keys(qkv, weights)
-        if step.rotary is not None and self.config.rope is not None:
-            rope = step.rotary
-            kernels.rotary(qkv, heads.count + heads.kv_count, rope.cos, rope.sin, rope.index, self.config.rope.interleaved)
-        kernels.write_kv(qkv, heads.count, cache.k, cache.v, cache.dtype, step.rows, step.positions)
-        mixed = kernels.attention(
-            qkv, heads.count, cache.k, cache.v, cache.dtype, step.rows, step.ends, self.window, self.scale, self.slopes
-        )
-        return kernels.linear(mixed, weights.attn_out.weight, weights.attn_out.bias)
+        place = CacheArgs(cache.k, cache.v, cache.dtype, step.rows, step.positions, step.ends)
+        return self.device.regions.attend(qkv, heads.count, step.rotary, place, self.window, self.scale, self.slopes)
 
     def _norm_queries_and_keys(self, qkv: Array, weights: LayerWeights) -> None:
         kernels, heads, eps = self.device.kernels, self.heads, self.config.norm_eps

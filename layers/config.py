@@ -113,6 +113,7 @@ class ModelConfig:
         for name in ("attention_scale", "windows"):
             check(len(getattr(self, name)) in (0, self.num_layers), f"{name} needs one entry a layer")
         check(self.qk_norm in ("none", "head", "span"), f"unknown qk_norm {self.qk_norm!r}")
+        check(not (self.moe and self.parallel_residual), "experts beside attention (a parallel residual) are not supported")
         if self.moe is not None:
             check(0 < self.moe.top_k <= self.moe.num_experts, f"top_k {self.moe.top_k} of {self.moe.num_experts} experts")
 

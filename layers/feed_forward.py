@@ -1,25 +1,31 @@
-"""The dense feed-forward: up, activation (gated or not), down. [T, D] -> [T, F] -> [T, D], a part to be summed."""
+"""The dense feed-forward: up, activation (gated or not), down. [T, D] -> [T, F] -> [T, D]."""
 
 from __future__ import annotations
 
+from l1_kernels.device import Device
 from l1_kernels.kernels import Kernels
+from l1_kernels.regions import NormArgs
 from l1_kernels.weight import Array
 from layers.config import ModelConfig
 from layers.weights import LayerWeights, Linear
 
 
 class DenseFeedForward:
-    def __init__(self, config: ModelConfig, kernels: Kernels) -> None:
-        self.config = config
-        self.kernels = kernels
+    """A `layers.protocols.FeedForward`."""
 
-    def __call__(self, x: Array, weights: LayerWeights) -> Array:
-        assert weights.ffn_up is not None and weights.ffn_down is not None
-        return feed_forward(self.kernels, self.config, x, weights.ffn_up, weights.ffn_down)
+    def __init__(self, config: ModelConfig, device: Device) -> None:
+        self.config = config
+        self.regions = device.regions
+
+    def __call__(self, x: Array, norm: NormArgs | None, weights: LayerWeights, residual: Array | None) -> Array:
+        up, down = weights.ffn_up, weights.ffn_down
+        assert up is not None and down is not None
+        hidden = self.regions.norm_feed_forward(x, norm, up.weight, up.bias, self.config.activation, self.config.gated_ffn)
+        return self.regions.linear_add(hidden, down.weight, down.bias, residual)
 
 
 def feed_forward(kernels: Kernels, config: ModelConfig, x: Array, up: Linear, down: Linear) -> Array:
-    """Also one expert's arithmetic (l3_moe)."""
+    """One expert's arithmetic (l3_moe): x [T, D] -> [T, D]."""
     hidden = kernels.linear(x, up.weight, up.bias)
     hidden = kernels.gate(hidden, config.activation) if config.gated_ffn else kernels.activate(hidden, config.activation)
     return kernels.linear(hidden, down.weight, down.bias)

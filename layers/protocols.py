@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from l1_kernels.regions import NormArgs
 from l1_kernels.weight import Array
 from layers.weights import LayerWeights
 
@@ -15,9 +16,10 @@ class Reduce(Protocol):
 
 
 class FeedForward(Protocol):
-    """x [T, D] -> this rank's part of the feed-forward's output [T, D]; the block sums the parts."""
+    """residual += ffn(norm(x)), in place, and returned; residual None: this rank's part of ffn(norm(x)) [T, D], which the
+    block sums over the ranks. norm None: x goes in as it is."""
 
-    def __call__(self, x: Array, weights: LayerWeights) -> Array: ...
+    def __call__(self, x: Array, norm: NormArgs | None, weights: LayerWeights, residual: Array | None) -> Array: ...
 
 
 class WeightSource(Protocol):

@@ -14,23 +14,14 @@ contexts only change f (and, for yarn, scale the tables). Computed in float64 on
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
 from l1_kernels.device import Device
+from l1_kernels.regions import RotaryArgs
 from l1_kernels.weight import Array
 from layers.batch import Batch
 from layers.config import RopeConfig
-
-
-@dataclass(frozen=True, slots=True)
-class RotaryStep:
-    """Tables float32 [P, r/2] on the device, and the row of each token, int32 [T]."""
-
-    cos: Array
-    sin: Array
-    index: Array
 
 
 class Rotary:
@@ -44,15 +35,15 @@ class Rotary:
             angles = np.arange(max_positions, dtype=np.float64)[:, None] * frequencies(rope)
             self.table = self._tables(angles)
 
-    def step(self, batch: Batch, positions: Array) -> RotaryStep:
+    def step(self, batch: Batch, positions: Array) -> RotaryArgs:
         """`positions` is batch.positions already on the device."""
         if self.table is not None:
-            return RotaryStep(*self.table, positions)
+            return RotaryArgs(*self.table, positions, self.rope.interleaved)
         # A cached key keeps the frequencies of the pass that computed it, so only this pass's tokens are in the table.
         bases = dynamic_base(self.rope, batch.pass_lengths())
         angles = batch.positions[:, None] * inverse_frequencies(self.rope.dim, bases[:, None])
         index = self.device.to_device(np.arange(len(batch.tokens), dtype=np.int32))
-        return RotaryStep(*self._tables(angles), index)
+        return RotaryArgs(*self._tables(angles), index, self.rope.interleaved)
 
     def _tables(self, angles: np.ndarray) -> tuple[Array, Array]:
         scale = self.rope.attention_factor

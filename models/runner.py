@@ -50,13 +50,13 @@ class Runner:
         slopes = None
         if config.positions == "alibi":
             slopes = device.to_device(alibi_slopes(config.num_heads)[heads.first : heads.first + heads.count])
-        dense = DenseFeedForward(config, device.kernels)
+        dense = DenseFeedForward(config, device)
         sparse = None if config.moe is None else ReferenceMoE(config, device)
 
         def block(layer: int) -> Block:
             ffn: FeedForward = sparse if sparse is not None and config.is_moe(layer) else dense
             attention = Attention(config, layer, device, heads, slopes, self._reduce)
-            return Block(config, device, attention, ffn, self._reduce)
+            return Block(config, device, attention, ffn, self._reduce if self.collective.size > 1 else None)
 
         return [block(layer) for layer in range(config.num_layers)]
 

@@ -55,5 +55,9 @@ def test_against_a_loop_over_tokens(tokens: int, experts: int, top_k: int, renor
     )  # fmt: skip
     nothing = Linear(w(np.zeros((1, 1))), None)
     layer = LayerWeights(None, nothing, None, None, nothing, None, None, None, weights)
-    got = ReferenceMoE(config, open_device("cpu"))(x, layer)
+    residual = rng.standard_normal(x.shape).astype(np.float32)
+    added = residual.copy()
+    got = ReferenceMoE(config, open_device("cpu"))(x, None, layer, None)
     assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()
+    assert ReferenceMoE(config, open_device("cpu"))(x, None, layer, added) is added
+    np.testing.assert_allclose(added, residual + got, rtol=1e-6, atol=1e-6)
