@@ -19,6 +19,9 @@ from l1_kernels.norm import cpu as norm
 from l1_kernels.norm import reference as span
 from l1_kernels.rotary import cpu as rotate
 from l1_kernels.routing import cpu as routing
+from l1_kernels.sampling import reference as sampling
+from l1_kernels.sampling.slots import Slots
+from l1_kernels.sampling.slots import check as check_slots
 from l1_kernels.weight import Array, Weight
 
 
@@ -150,3 +153,7 @@ class CpuKernels:
         experts, weights = self._empty((logits.shape[0], top_k), INT32), self._empty((logits.shape[0], top_k), FLOAT32)
         routing.route(logits, softmax_first, renormalise, experts, weights)
         return experts, weights
+
+    def greedy(self, logits: Array, slots: Slots) -> None:
+        check_slots(logits, slots)
+        sampling.greedy(logits, slots)

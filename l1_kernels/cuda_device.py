@@ -23,7 +23,8 @@ Result = TypeVar("Result")
 
 
 class CudaDevice:
-    """GPU `index` of those visible. It becomes the current device of CuPy and of numba in the calling thread."""
+    """GPU `index` of those visible. It becomes the current device of CuPy and of numba in the calling thread, and a stream of
+    its own becomes CuPy's current one."""
 
     name = "cuda"
     xp = cupy
@@ -42,7 +43,12 @@ class CudaDevice:
         self._device.use()
         self.description = cupy.cuda.runtime.getDeviceProperties(index)["name"].decode()
         self._numba_streams: dict[int, Any] = {0: 0}
-        self.kernels: Kernels = GpuKernels(self.empty, self._numba_stream, Gemm())
+        self._kernels = GpuKernels(self.empty, self._numba_stream, Gemm())
+        self.kernels: Kernels = self._kernels
+        self.replays = 0
+        # Everything goes to one stream of our own: the default stream would wait for all others, and they for it.
+        self._main = cupy.cuda.Stream(non_blocking=True)
+        self._main.use()
         self.regions: Regions = UnfusedRegions(self.kernels)
 
     def _numba_stream(self) -> Any:
@@ -88,8 +94,16 @@ class CudaDevice:
     def pinned(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
         return cupyx.empty_pinned(shape, dtype)
 
+    def mapped(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> tuple[np.ndarray, Array]:
+        host = cupyx.zeros_pinned(shape, dtype)  # page-locked memory has one address for both sides
+        memory = cupy.cuda.UnownedMemory(host.ctypes.data, max(1, host.nbytes), host, self.index)
+        return host, cupy.ndarray(host.shape, host.dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+    def launches(self) -> int:
+        return self._kernels.launches + self.replays
+
     def capture(self, step: Callable[[], Result]) -> CudaGraph[Result]:
-        return CudaGraph(step)
+        return CudaGraph(step, self)
 
 
 class CudaGraph(Generic[Result]):
@@ -99,7 +113,8 @@ class CudaGraph(Generic[Result]):
     was recorded with, so nobody else may be given them in between.
     """
 
-    def __init__(self, step: Callable[[], Result]) -> None:
+    def __init__(self, step: Callable[[], Result], device: CudaDevice) -> None:
+        self._device = device
         caller = cupy.cuda.get_current_stream()
         self._pool = cupy.cuda.MemoryPool()
         self._stream = cupy.cuda.Stream(non_blocking=True)  # the default stream cannot be captured
@@ -115,6 +130,7 @@ class CudaGraph(Generic[Result]):
 
     def replay(self) -> Result:
         """Launches on the current stream. The result's arrays are the same each time, overwritten."""
+        self._device.replays += 1
         self._graph.launch(cupy.cuda.get_current_stream())
         return self._result
 

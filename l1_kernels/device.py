@@ -99,6 +99,15 @@ class Device(Protocol):
         """Page-locked host memory, which the GPU copies at full speed and in the background. Not initialised."""
         ...
 
+    def mapped(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> tuple[np.ndarray, Array]:
+        """Host memory that kernels write to directly: the same numbers as the host's array and as the device's. What a kernel
+        wrote is there once an event recorded after it has passed."""
+        ...
+
+    def launches(self) -> int:
+        """Kernels and graphs launched from Python so far."""
+        ...
+
     def capture(self, step: Callable[[], Result]) -> Graph[Result]:
         """Records the work of `step` for replay. `step` is called twice on a GPU (the first call compiles and warms up),
         so it must give the same when repeated, must not wait for the device, and reads what changes from step to step
@@ -193,6 +202,13 @@ class HostDevice:
 
     def pinned(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
         return np.empty(shape, dtype)
+
+    def mapped(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> tuple[np.ndarray, Array]:
+        memory = np.zeros(shape, dtype)
+        return memory, memory
+
+    def launches(self) -> int:
+        return getattr(self.kernels, "launches", 0)
 
     def capture(self, step: Callable[[], Result]) -> Graph[Result]:
         return HostGraph(step)

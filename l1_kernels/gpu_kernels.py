@@ -18,6 +18,9 @@ from l1_kernels.linear import gpu as linear
 from l1_kernels.norm import gpu as norm
 from l1_kernels.rotary import gpu as rotate
 from l1_kernels.routing import gpu as routing
+from l1_kernels.sampling import gpu as sampling
+from l1_kernels.sampling.slots import Slots
+from l1_kernels.sampling.slots import check as check_slots
 from l1_kernels.weight import CARRIER, Array, Weight
 
 MAX_THREADS = 256  # a block
@@ -51,6 +54,7 @@ class GpuKernels:
         self._stream = stream or (lambda: 0)
         self._gemm = gemm
         self._absent: Array | None = None
+        self.launches = 0  # from Python, so far
 
     def embed(self, table: Weight, ids: Array, first: int = 0) -> Array:
         checks.matrix(table, "table")
@@ -209,9 +213,18 @@ class GpuKernels:
         self._launch(routing.make_route(), logits.shape[0], 32, logits, over_all, experts, weights)
         return experts, weights
 
+    def greedy(self, logits: Array, slots: Slots) -> None:
+        check_slots(logits, slots)
+        block = min(sampling.MAX_THREADS, ceil_div(logits.shape[1], 32) * 32)
+        self._launch(
+            sampling.make_greedy(), logits.shape[0], block,
+            logits, slots.tokens, slots.positions, slots.ends, slots.last, slots.turns, slots.ring,
+        )  # fmt: skip
+
     def _launch(self, kernel: Any, grid: int | tuple[int, ...], block: int | tuple[int, ...], *arguments: Any) -> None:
         """On the current stream; an empty grid, which CUDA refuses, has nothing to do."""
         if np.all(grid):
+            self.launches += 1
             kernel[grid, block, self._stream()](*arguments)
 
     def _launch_flat(self, kernel: Any, size: int, *arguments: Any) -> None:

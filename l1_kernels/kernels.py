@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from l1_kernels.sampling.slots import Slots
 from l1_kernels.weight import Array, Weight
 
 
@@ -84,4 +85,9 @@ class Kernels(Protocol):
         """Gate: logits [T, E] -> experts int32 [T, k], weights float32 [T, k], best first; ties to the lowest expert.
         softmax_first: probabilities over all E, then top k, then divided by their sum if renormalise.
         Otherwise: top k of the logits, softmax over those k."""
+        ...
+
+    def greedy(self, logits: Array, slots: Slots) -> None:
+        """The largest of logits [B, V], of equals the lowest id, becomes each slot's token; the slots move on
+        (l1_kernels/sampling/slots.py)."""
         ...

@@ -34,6 +34,7 @@ class Collective(Protocol):
     rank: int
     size: int
     counters: Counters
+    capturable: bool  # whether a CUDA graph can hold all_reduce and all_gather
 
     def all_reduce(self, x: Array) -> Array:
         """The sum over the group, in place in x (float32, any shape, C-contiguous), the same bits on every rank; returns x."""
@@ -61,6 +62,7 @@ class NoCollective:
 
     rank = 0
     size = 1
+    capturable = True
 
     def __init__(self) -> None:
         self.counters = Counters()

@@ -22,6 +22,8 @@ class MPICollective:
     MPI does not promise the same sum on every rank, but every algorithm in use keeps it: a piece is either summed once
     and sent to all, or summed pairwise, where a + b = b + a. A test compares bits."""
 
+    capturable = False  # MPI runs on the host, now
+
     def __init__(self, communicator: Any, watchdog: Watchdog, group: str, members: tuple[int, ...]) -> None:
         from mpi4py import MPI
 

@@ -21,6 +21,8 @@ START_LIMIT = 60.0  # s for NCCL to connect
 class NCCLCollective(MPICollective):
     """CuPy arrays. This rank's GPU is the current one, and no other rank's: NCCL refuses two ranks on one GPU."""
 
+    capturable = True
+
     def __init__(self, communicator: Any, watchdog: Watchdog, group: str, members: tuple[int, ...]) -> None:
         super().__init__(communicator, watchdog, group, members)
         self._group_name = group

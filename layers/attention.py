@@ -12,11 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from l1_kernels.device import Device
-from l1_kernels.regions import CacheArgs, NormArgs, RotaryArgs
+from l1_kernels.regions import CacheArgs, NormArgs
 from l1_kernels.weight import Array
 from layers.config import ModelConfig
 from layers.kv_cache import LayerCache
 from layers.protocols import Reduce
+from layers.step import Step
 from layers.weights import LayerWeights
 
 
@@ -33,16 +34,6 @@ class HeadShare:
     count: int
     kv_count: int
     kv_copies: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A `Batch` on the device, the same for every layer of a pass. int32 [T] each."""
-
-    rows: Array
-    positions: Array
-    ends: Array
-    rotary: RotaryArgs | None
 
 
 class Attention:

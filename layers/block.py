@@ -13,11 +13,12 @@ from collections.abc import Callable
 
 from l1_kernels.device import Device
 from l1_kernels.weight import Array
-from layers.attention import Attention, Step
+from layers.attention import Attention
 from layers.config import ModelConfig
 from layers.kv_cache import LayerCache
 from layers.norm import apply_norm, norm_args
 from layers.protocols import FeedForward, Reduce
+from layers.step import Step
 from layers.weights import LayerWeights
 
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from l1_kernels.device import Device
 from l1_kernels.weight import Array, Weight
-from layers.batch import Batch
 from layers.config import ModelConfig
 from layers.norm import apply_norm
 from layers.protocols import Reduce
+from layers.step import Step
 from layers.weights import Linear, Norm, Tensors, norm, optional_linear
 
 
@@ -71,16 +71,17 @@ class Embedding:
         self.weights = weights
         self.reduce = reduce
 
-    def __call__(self, batch: Batch) -> Array:
-        kernels, weights, upload = self.device.kernels, self.weights, self.device.to_device
-        x = self.reduce(kernels.embed(weights.tokens, upload(batch.tokens), weights.first_row))
+    def __call__(self, step: Step) -> Array:
+        kernels, weights = self.device.kernels, self.weights
+        x = self.reduce(kernels.embed(weights.tokens, step.tokens, weights.first_row))
         if weights.project_in is not None:
             x = kernels.linear(x, weights.project_in.weight, weights.project_in.bias)
         if weights.positions is not None:
-            x = kernels.add(x, kernels.embed(weights.positions, upload(batch.positions + np.int32(self.config.position_offset))))
+            # Position p is row p + offset (OPT's and RoBERTa's tables begin with rows that no token has).
+            x = kernels.add(x, kernels.embed(weights.positions, step.positions, -self.config.position_offset))
         if weights.types is not None:
-            types = np.zeros_like(batch.tokens) if batch.types is None else batch.types
-            x = kernels.add(x, kernels.embed(weights.types, upload(types)))
+            types = self.device.zeros(step.tokens.shape, np.int32) if step.types is None else step.types
+            x = kernels.add(x, kernels.embed(weights.types, types))
         if weights.norm is not None:
             x = apply_norm(kernels, self.config, x, weights.norm)
         return x

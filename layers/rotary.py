@@ -38,12 +38,18 @@ class Rotary:
     def step(self, batch: Batch, positions: Array) -> RotaryArgs:
         """`positions` is batch.positions already on the device."""
         if self.table is not None:
-            return RotaryArgs(*self.table, positions, self.rope.interleaved)
+            return self.at(positions)
         # A cached key keeps the frequencies of the pass that computed it, so only this pass's tokens are in the table.
         bases = dynamic_base(self.rope, batch.pass_lengths())
         angles = batch.positions[:, None] * inverse_frequencies(self.rope.dim, bases[:, None])
         index = self.device.to_device(np.arange(len(batch.tokens), dtype=np.int32))
         return RotaryArgs(*self._tables(angles), index, self.rope.interleaved)
+
+    def at(self, positions: Array) -> RotaryArgs:
+        """For positions int32 [T] that only the device knows. Not for dynamic scaling, whose tables the host makes anew."""
+        if self.table is None:
+            raise ValueError("at: dynamic rotary scaling has no table of all positions")
+        return RotaryArgs(*self.table, positions, self.rope.interleaved)
 
     def _tables(self, angles: np.ndarray) -> tuple[Array, Array]:
         scale = self.rope.attention_factor

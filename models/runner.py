@@ -8,12 +8,14 @@ from __future__ import annotations
 import numpy as np
 
 from l1_kernels.device import Device
+from l1_kernels.sampling.slots import Slots
 from l1_kernels.weight import Array
 from l2_dense_parallel.collectives import Collective
 from l2_dense_parallel.slicing import Shard
 from l3_moe.reference import ReferenceMoE
+from l4_offload.resident import ResidentWeights
 from layers.alibi import alibi_slopes
-from layers.attention import Attention, HeadShare, Step
+from layers.attention import Attention, HeadShare
 from layers.batch import Batch
 from layers.block import Block
 from layers.config import ModelConfig
@@ -22,6 +24,7 @@ from layers.feed_forward import DenseFeedForward
 from layers.kv_cache import KVCache
 from layers.protocols import FeedForward, WeightSource
 from layers.rotary import Rotary
+from layers.step import Step
 from layers.weights import Tensors
 
 
@@ -69,41 +72,69 @@ class Runner:
 
     def forward(self, batch: Batch, cache: KVCache) -> Array:
         """Logits float32 [len(batch.outputs), V] on the device, the same on every tensor-parallel rank."""
-        x = self._layers(batch, cache)
+        x = self._pass(batch, cache)
         if len(batch.outputs) < len(batch.tokens):
             x = x[self.device.to_device(batch.outputs)]
         return self.head(x)
 
     def hidden(self, batch: Batch, cache: KVCache) -> Array:
         """Last hidden states float32 [T, D] on the device."""
-        return self.head.final_norm(self._layers(batch, cache))
+        return self.head.final_norm(self._pass(batch, cache))
 
-    def _layers(self, batch: Batch, cache: KVCache) -> Array:
+    def decode(self, slots: Slots, cache: KVCache) -> Array:
+        """Logits float32 [B, V] of a token a slot, from inputs that live on the device: no upload, no wait, and no check,
+        so that a graph can hold it (models/decode_graph.py, which checks)."""
+        rotary = None if self.rotary is None else self.rotary.at(slots.positions)
+        return self.head(self._layers(Step(slots.tokens, slots.rows, slots.positions, slots.ends, rotary), cache))
+
+    def graph_problem(self) -> str | None:
+        """Why a graph cannot hold `decode`, in a few words, or None."""
+        if not self.config.causal:
+            return "an encoder has no decode step"
+        if self.rotary is not None and self.rotary.table is None:
+            return "dynamic rotary scaling makes its tables on the host"
+        if self.config.moe is not None:
+            return "the experts' tokens are gathered on the host"
+        if not isinstance(self.weights, ResidentWeights):
+            return "the weights are streamed"
+        if self.device.name == "cuda" and not self.collective.capturable:
+            return "the ranks exchange through host memory"
+        return None
+
+    def _pass(self, batch: Batch, cache: KVCache) -> Array:
         self._check(batch, cache)
-        x = self.embedding(batch)
-        step = self._step(batch)
-        for index, block in enumerate(self.blocks):
-            x = block(x, self.weights.layer(index), step, cache.layers[index])
+        x = self._layers(self._upload(batch), cache)
         np.maximum.at(cache.lengths, batch.rows, batch.ends)
         return x
 
-    def _step(self, batch: Batch) -> Step:
+    def _layers(self, step: Step, cache: KVCache) -> Array:
+        x = self.embedding(step)
+        for index, block in enumerate(self.blocks):
+            x = block(x, self.weights.layer(index), step, cache.layers[index])
+        return x
+
+    def _upload(self, batch: Batch) -> Step:
         upload = self.device.to_device
         positions = upload(batch.positions)
         rotary = None if self.rotary is None else self.rotary.step(batch, positions)
-        return Step(upload(batch.rows), positions, upload(batch.ends), rotary)
+        types = None if batch.types is None else upload(batch.types)
+        return Step(upload(batch.tokens), upload(batch.rows), positions, upload(batch.ends), rotary, types)
 
     def _check(self, batch: Batch, cache: KVCache) -> None:
         """A wrong index on a GPU would read another sequence's memory, so it is refused on the host."""
-        limit = min(cache.context, self.config.max_positions)
-        if self.config.rope is not None and self.config.rope.kind == "dynamic":
-            limit = cache.context  # made to go past the trained context
+        limit = self.limit(cache)
         if int(batch.ends.max()) > limit:
             raise ValueError(f"batch: position {int(batch.ends.max()) - 1} in a context of {limit}")
         if int(batch.rows.max()) >= cache.num_rows or int(batch.rows.min()) < 0:
             raise ValueError(f"batch: row {int(batch.rows.max())} in a cache of {cache.num_rows} rows")
         if int(batch.tokens.max()) >= self.config.vocab_size or int(batch.tokens.min()) < 0:
             raise ValueError(f"batch: a token id outside the vocabulary of {self.config.vocab_size}")
+
+    def limit(self, cache: KVCache) -> int:
+        """Positions that a row may have."""
+        if self.config.rope is not None and self.config.rope.kind == "dynamic":
+            return cache.context  # made to go past the trained context
+        return min(cache.context, self.config.max_positions)
 
     def _reduce(self, x: Array) -> Array:
         if self.collective.size > 1:

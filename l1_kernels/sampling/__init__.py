@@ -1,0 +1,1 @@
+"""From logits to the next tokens, without the host."""
