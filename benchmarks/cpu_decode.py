@@ -69,7 +69,8 @@ def peer(options: argparse.Namespace, dtype: str) -> list[str]:
     from models.find import find_model
 
     sizes = ["--prompt-length", str(options.prompt_length), "--new-tokens", str(options.new_tokens)]
-    return [str(options.peer_python), str(Path(__file__).with_name("peer_transformers.py")), str(find_model(options.model)), "--dtype", dtype, *sizes]
+    program = Path(__file__).with_name("peer_transformers.py")
+    return [str(options.peer_python), str(program), str(find_model(options.model)), "--dtype", dtype, *sizes]
 
 
 def run(command: list[str]) -> dict[str, Any]:
@@ -93,7 +94,8 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def show(document: dict[str, Any]) -> None:
-    print(f"{document['setting']['model']}, batch 1, prompt {document['setting']['prompt_length']}, {document['setting']['new_tokens']} new tokens")
+    setting = document["setting"]
+    print(f"{setting['model']}, batch 1, prompt {setting['prompt_length']}, {setting['new_tokens']} new tokens")
     print(f"{'':14}{'dtype':6}{'ms/token':>10}{'tokens/s':>10}{'GB/s':>8}{'of GB/s':>9}{'% of bound':>12}")
     for who in ("strata", "transformers"):
         for dtype, found in document[who].items():

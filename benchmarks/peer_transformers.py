@@ -61,8 +61,8 @@ def main() -> None:
         start = time.perf_counter()
         with torch.inference_mode():
             model.generate(
-                ids, attention_mask=torch.ones_like(ids), do_sample=False, min_new_tokens=new_tokens, max_new_tokens=new_tokens, use_cache=True,
-                pad_token_id=0, stopping_criteria=StoppingCriteriaList([clock]),
+                ids, attention_mask=torch.ones_like(ids), do_sample=False, use_cache=True, pad_token_id=0,
+                min_new_tokens=new_tokens, max_new_tokens=new_tokens, stopping_criteria=StoppingCriteriaList([clock]),
             )  # fmt: skip
         return [moment - start for moment in clock.times]
 

@@ -31,7 +31,8 @@ def main() -> None:
     for name in ("first_token_s", "process_s", "load_s", "forward_ms"):
         document[name] = round(median(found[name] for found in rounds), 3)
     path = write("startup", document, [others.cores])
-    print(f"first token {document['first_token_s']:.2f} s after the process started (median of {options.rounds}); ended after {document['process_s']:.2f} s")
+    first, ended = document["first_token_s"], document["process_s"]
+    print(f"first token {first:.2f} s after the process started (median of {options.rounds}); ended after {ended:.2f} s")
     print(path.relative_to(ROOT))
 
 

@@ -28,15 +28,15 @@ class EmbedOptions:
 
     text: Annotated[list[str] | None, flag("--text", "-t", panel=INPUT, metavar="TEXT", text="a text; may be repeated")] = None
     texts: Annotated[str | None, flag("--texts", panel=INPUT, metavar="FILE", text="a text a line, UTF-8")] = None
-    ids: Annotated[str | None, flag("--ids", panel=INPUT, metavar="FILE.jsonl", text="token ids, special ones too, [1, 2, 3] a line")] = None
+    ids: Annotated[str | None, flag("--ids", panel=INPUT, metavar="FILE.jsonl", text="token ids, special ones too, a list a line")] = None
     pooling: Annotated[
-        str | None, flag("--pooling", panel="Embedding", metavar="mean|cls", text="over all tokens, or the first (default: the checkpoint's own, else mean)")
+        str | None, flag("--pooling", panel=OUTPUT, metavar="mean|cls", text="of all tokens, or the first (default: the checkpoint's, else mean)")
     ] = None
     batch_size: Annotated[int, flag("--batch-size", panel="Speed", metavar="N", text="texts in a pass")] = 32
     json: Annotated[bool, flag("--json", panel=OUTPUT, text="one JSON document and nothing else")] = False
 
     def __post_init__(self) -> None:
-        one_of("--pooling", self.pooling, ("mean", "cls"))
+        one_of("--pooling", self.pooling, ("mean", "cls"))  # POOLINGS, without importing NumPy
         at_least_one("--batch-size", self.batch_size)
 
 
@@ -56,7 +56,7 @@ def embed(world: World, engine: EncoderOptions, options: EmbedOptions) -> None:
     settings = sentence_settings(opened.checkpoint.path)
     pooling = options.pooling or settings.pooling
     if pooling not in POOLINGS:
-        raise UserError(f"--model {opened.name}: its 1_Pooling/config.json asks for {pooling}; choose one of {', '.join(POOLINGS)} with --pooling")
+        raise UserError(f"--model {opened.name}: its 1_Pooling/config.json asks for {pooling}; choose {' or '.join(POOLINGS)} with --pooling")
     limit = min(opened.config.max_positions, settings.max_tokens or opened.config.max_positions)
     ids = encode_texts(opened, texts, limit)
     opened.load()

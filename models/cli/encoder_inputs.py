@@ -26,8 +26,10 @@ class EncoderOptions(EngineOptions):
 def texts_from(texts: list[str] | None, texts_file: str | None, ids_file: str | None) -> list[Prompt]:
     """The texts of exactly one of --text, --texts, --ids."""
     given = [name for name, value in (("--text", texts), ("--texts", texts_file), ("--ids", ids_file)) if value]
-    if len(given) != 1:
-        raise UserError("give texts with one of --text, --texts and --ids" if not given else f"{' and '.join(given)}: give one of them only")
+    if not given:
+        raise UserError("give texts with one of --text, --texts and --ids")
+    if len(given) > 1:
+        raise UserError(f"{' and '.join(given)}: give one of them only")
     if ids_file:
         return read_ids(ids_file)
     if texts_file:

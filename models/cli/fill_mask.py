@@ -25,9 +25,9 @@ MASKS = ("[MASK]", "<mask>")  # BERT's and DistilBERT's; RoBERTa's
 class FillMaskOptions:
     """Texts with masks, and how many tokens to show for each."""
 
-    text: Annotated[list[str] | None, flag("--text", "-t", panel=INPUT, metavar="TEXT", text="with [MASK] or <mask>; may be repeated")] = None
+    text: Annotated[list[str] | None, flag("--text", "-t", panel=INPUT, metavar="TEXT", text="with a [MASK] or <mask>; repeatable")] = None
     texts: Annotated[str | None, flag("--texts", panel=INPUT, metavar="FILE", text="a text a line, UTF-8")] = None
-    ids: Annotated[str | None, flag("--ids", panel=INPUT, metavar="FILE.jsonl", text="token ids, special ones too, [1, 2, 3] a line")] = None
+    ids: Annotated[str | None, flag("--ids", panel=INPUT, metavar="FILE.jsonl", text="token ids, special ones too, a list a line")] = None
     mask_id: Annotated[int | None, flag("--mask-id", panel=INPUT, metavar="N", text="id of the mask, where there is no tokenizer")] = None
     top_k: Annotated[int, flag("--top-k", "-k", panel=OUTPUT, metavar="N", text="tokens for each mask")] = 5
     batch_size: Annotated[int, flag("--batch-size", panel="Speed", metavar="N", text="texts in a pass")] = 32
