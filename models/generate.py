@@ -7,14 +7,18 @@ that goes on. When a sequence ends, its cache row is given to the next prompt, w
                            ^                                                            |
                            +------------------------------------------------------------+
 
+With a `Decoder` (models/decode_graph.py) the steps in which no prompt begins are replays of a graph, each launched before
+the tokens of the one before are read. An end is then noticed a step late, and what that step computed for the sequence dropped.
+
 Rank 0 of the tensor-parallel group chooses the tokens and tells the others; all of them then take the same decisions.
+(In a graph each rank chooses, from the same bits.)
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,10 +27,11 @@ import numpy as np
 from l1_kernels.errors import UserError
 from layers.batch import Batch
 from layers.config import ModelConfig
-from models.sampling import Sampling, next_token
+from models.sampling import Sampling, next_token, not_numbers
 from models.stream import TextStream
 
 if TYPE_CHECKING:
+    from models.decode_graph import Decoder
     from models.tokenizer import Tokenizer
 
 
@@ -40,6 +45,9 @@ class Model(Protocol):
     def new_cache(self, num_rows: int, context: int) -> Any: ...
 
     def forward(self, batch: Batch, cache: Any) -> Any: ...
+
+
+AHEAD = 2  # replays between the device and the host: one runs while the other's tokens are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +99,17 @@ class _Sequence:
     def length(self) -> int:
         return len(self.result.prompt_ids) + len(self.result.token_ids)
 
+    def take(self, token: int, now: float, on_text: Callable[[int, str], None] | None) -> None:
+        """One new token, at `now`; finish_reason is set when it was the last."""
+        result, stream = self.result, self.stream
+        result.token_ids.append(token)
+        result.token_times.append(now)
+        text = stream.push(token)
+        if text and on_text is not None:
+            on_text(result.index, text)
+        if stream.finish_reason is not None:
+            result.text, result.finish_reason = stream.text, stream.finish_reason
+
 
 def context_limit(config: ModelConfig) -> int:
     """The most tokens that a sequence may have. Dynamic rotary scaling is made to go past the trained positions."""
@@ -122,7 +141,7 @@ def check_prompts(config: ModelConfig, prompts: Sequence[Sequence[int]], max_new
 
 def generate(
     runner: Model, prompts: Sequence[Sequence[int]], options: GenerateOptions, tokenizer: Tokenizer | None = None,
-    on_text: Callable[[int, str], None] | None = None, indices: Sequence[int] | None = None,
+    on_text: Callable[[int, str], None] | None = None, indices: Sequence[int] | None = None, decoder: Decoder | None = None,
 ) -> list[Result]:
     """Continue every prompt; results in the prompts' order.
 
@@ -130,14 +149,14 @@ def generate(
     on_text  called with a prompt's index and the text that is new, as it comes, on every rank
     indices  each prompt's number in the whole command, where this rank sees only a part of them: it names the random
              numbers. Default: 0, 1, 2 ...
+    decoder  replays graphs over its own cache (`cache_size` says how large it must be); None: every step from Python
     """
     check_prompts(runner.config, prompts, options.max_new_tokens)
     if not prompts:
         return []
     results = [Result(index, list(ids)) for index, ids in zip(indices or range(len(prompts)), prompts, strict=True)]
-    num_rows = min(options.batch_size, len(prompts))
-    longest = max(map(len, prompts)) + options.max_new_tokens
-    cache = runner.new_cache(num_rows, longest - 1)  # the last new token is never fed back
+    num_rows, context = cache_size(prompts, options)
+    cache = runner.new_cache(num_rows, context) if decoder is None else decoder.cache
     waiting, running, free_rows = deque(results), list[_Sequence](), list(reversed(range(num_rows)))
     start = time.perf_counter()
 
@@ -145,25 +164,62 @@ def generate(
         starting = []
         while waiting and free_rows:
             starting.append(_Sequence(waiting.popleft(), _text_stream(options, tokenizer), free_rows.pop()))
-        batch = _next_batch(running, starting)
-        running += starting
-        for sequence in starting:
-            cache.lengths[sequence.row] = 0  # the row's last owner is gone
-        logits = runner.device.to_host(runner.forward(batch, cache))
-        tokens = _choose(runner, logits, running, options)
-        now = time.perf_counter() - start
-        for sequence, token in zip(running, tokens, strict=True):
-            result = sequence.result
-            result.token_ids.append(token)
-            result.token_times.append(now)
-            text = sequence.stream.push(token)
-            if text and on_text is not None:
-                on_text(result.index, text)
-            if sequence.stream.finish_reason is not None:
-                result.text, result.finish_reason = sequence.stream.text, sequence.stream.finish_reason
-                free_rows.append(sequence.row)
+        if not starting and decoder is not None and decoder.begin(*_last_tokens(running)):
+            steps = _replayed_steps(runner, decoder, running, options)
+        else:
+            steps = _one_step(runner, cache, running, starting, options)
+            running = running + starting
+        for tokens in steps:
+            now = time.perf_counter() - start
+            for sequence, token in zip(running, tokens, strict=True):
+                if not sequence.result.finish_reason:
+                    sequence.take(token, now, on_text)
+        free_rows += [sequence.row for sequence in running if sequence.result.finish_reason]
         running = [sequence for sequence in running if not sequence.result.finish_reason]
     return results
+
+
+def cache_size(prompts: Sequence[Sequence[int]], options: GenerateOptions) -> tuple[int, int]:
+    """(rows, context) of the cache that `generate` needs: the last new token is never fed back."""
+    return min(options.batch_size, len(prompts)), max(map(len, prompts)) + options.max_new_tokens - 1
+
+
+def _one_step(
+    runner: Model, cache: Any, running: list[_Sequence], starting: list[_Sequence], options: GenerateOptions
+) -> Iterator[list[int]]:
+    """A pass from Python: the next token of all running sequences, then of those that start."""
+    for sequence in starting:
+        cache.lengths[sequence.row] = 0  # the row's last owner is gone
+    logits = runner.device.to_host(runner.forward(_next_batch(running, starting), cache))
+    yield _choose(runner, logits, running + starting, options)
+
+
+def _replayed_steps(runner: Model, decoder: Decoder, running: list[_Sequence], options: GenerateOptions) -> Iterator[list[int]]:
+    """Steps of the same sequences until one of them has ended; the caller takes each step's tokens before the next."""
+    results = [sequence.result for sequence in running]
+
+    def none_ended() -> bool:
+        return not any(result.finish_reason for result in results)
+
+    if not options.sampling.greedy or options.check_nan:  # chosen on the host
+        while none_ended():
+            decoder.launch()
+            tokens = _choose(runner, decoder.logits(), running, options)
+            yield tokens
+            decoder.force(tokens)
+        return
+    ahead: deque[int] = deque()
+    while True:
+        # A token is wanted of a step if some sequence may go on so far.
+        while len(ahead) < AHEAD and none_ended() and any(len(r.token_ids) + len(ahead) < options.max_new_tokens for r in results):
+            ahead.append(decoder.launch())
+        if not ahead:
+            return
+        tokens = decoder.read(ahead.popleft())
+        for result, token in zip(results, tokens, strict=True):
+            if token < 0 and not result.finish_reason:
+                raise not_numbers(result.index, len(result.token_ids))
+        yield tokens
 
 
 def _text_stream(options: GenerateOptions, tokenizer: Tokenizer | None) -> TextStream:
@@ -175,11 +231,15 @@ def _next_batch(running: list[_Sequence], starting: list[_Sequence]) -> Batch:
     """The last token of each running sequence, then the whole prompts of those that start: one output each, in that order."""
     parts = []
     if running:
-        tokens = [sequence.result.token_ids[-1] for sequence in running]
-        parts.append(Batch.step(tokens, [s.row for s in running], [s.length - 1 for s in running]))
+        parts.append(Batch.step(*_last_tokens(running)))
     if starting:
         parts.append(Batch.prompts([s.result.prompt_ids for s in starting], [s.row for s in starting]))
     return Batch.join(parts) if len(parts) > 1 else parts[0]
+
+
+def _last_tokens(running: list[_Sequence]) -> tuple[list[int], list[int], list[int]]:
+    """(tokens, rows, positions) of the tokens that the next step reads."""
+    return [s.result.token_ids[-1] for s in running], [s.row for s in running], [s.length - 1 for s in running]
 
 
 def _choose(runner: Model, logits: np.ndarray, running: list[_Sequence], options: GenerateOptions) -> list[int]:

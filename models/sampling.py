@@ -48,6 +48,17 @@ class Sampling:
         check(0 <= self.seed < 2**64, "--seed", "between 0 and 2^64 - 1", self.seed)
 
 
+    @property
+    def greedy(self) -> bool:
+        """Whether the token is the largest of the logits as they are."""
+        return self.temperature == 0.0 and self.repetition_penalty == 1.0
+
+
+def not_numbers(prompt: int, step: int, what: str = "no numbers") -> UserError:
+    """A 16-bit dtype overflowed, or the checkpoint is broken."""
+    return UserError(f"the logits of prompt {prompt} became {what} at new token {step}: try --dtype fp32 (or bf16)")
+
+
 def uniform(seed: int, prompt: int, step: int) -> float:
     """The number in [0, 1) that belongs to step `step` of prompt `prompt` under `seed`."""
     bits = np.random.Philox(key=np.array([seed, prompt], np.uint64), counter=np.array([0, 0, 0, step], np.uint64))
@@ -67,7 +78,7 @@ def next_token(logits: np.ndarray, seen: Sequence[int], sampling: Sampling, prom
         logits = penalise(logits, seen, sampling.repetition_penalty)
     best = int(np.argmax(logits))  # the first of equals; a NaN, if there is one
     if not np.isfinite(logits[best]):
-        raise UserError(f"the logits of prompt {prompt} became {logits[best]} at new token {step}: try --dtype fp32 (or bf16)")
+        raise not_numbers(prompt, step, str(logits[best]))
     if sampling.temperature == 0.0:
         return best
 

@@ -53,4 +53,4 @@ def advance(slots: Slots, chosen: np.ndarray) -> None:
     slots.tokens[...] = chosen
     np.minimum(slots.positions + 1, slots.last, out=slots.positions)
     np.add(slots.positions, 1, out=slots.ends)
-    slots.turns += 1
+    np.add(slots.turns, 1, out=slots.turns)

@@ -1,0 +1,132 @@
+"""Decode steps as graphs: the whole step, choice of the token included, is one launch from Python.
+
+    host      fill . launch 0 . launch 1 . read 0 . launch 2 . read 1 ...      a step behind, so that the GPU never waits
+    device           [embed .. layers .. head . choose] [embed .. layers .. head . choose] ...
+
+A graph is bound to the addresses that it was recorded with: the cache's, and those of a bucket's slots (layers/decode.py).
+So a `Decoder` belongs to one cache and holds one graph for each bucket of batch sizes, recorded when first needed.
+On the host a "graph" calls the step again (l1_kernels/device.py): the same loop, where it can be tested.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from layers.decode import RING, DecodeState, bucket
+
+if TYPE_CHECKING:
+    from layers.kv_cache import KVCache
+    from models.runner import Runner
+
+
+class DecodeGraph:
+    """The step of one bucket: from its slots to logits [B, V] and the slots' next tokens, the likeliest."""
+
+    def __init__(self, runner: Runner, cache: KVCache, size: int) -> None:
+        self._runner, self._cache = runner, cache
+        self.state = DecodeState(runner.device, size, cache.num_rows, runner.limit(cache))
+        self._events = [runner.device.event() for _ in range(RING)]
+        self._graph: Any = None
+        self._logits: Any = None
+
+    def record(self) -> None:
+        """Records the step. It runs once or more at this: so the slots must be filled, to write what the first replay writes
+        again, and be filled anew afterwards."""
+        self._graph = self._runner.device.capture(self._step)
+
+    def _step(self) -> Any:
+        logits = self._runner.decode(self.state.slots, self._cache)
+        self._runner.device.kernels.greedy(logits, self.state.slots)
+        return logits
+
+    def replay(self, turn: int) -> None:
+        self._logits = self._graph.replay()
+        self._events[turn % RING].record()
+
+    def tokens(self, turn: int) -> np.ndarray:
+        """int32 [B]: what step `turn` chose. Waits for it, not for later ones."""
+        self._events[turn % RING].synchronize()
+        return self.state.chosen(turn)
+
+    def logits(self) -> np.ndarray:
+        """float32 [B, V] of the last step, on the host. Waits for it."""
+        return self._runner.device.to_host(self._logits)
+
+
+class Decoder:
+    """The decode steps of one cache. `recording_s`: seconds that went into recording graphs."""
+
+    def __init__(self, runner: Runner, cache: KVCache) -> None:
+        """Ask runner.graph_problem() first."""
+        self.runner, self.cache = runner, cache
+        self.recording_s = 0.0
+        self.failure: str | None = None  # why recording failed; then steps must run without a graph
+        self._graphs: dict[int, DecodeGraph] = {}
+        self._graph: DecodeGraph | None = None
+        self._rows = np.zeros(0, np.int32)
+        self._lengths = np.zeros(0, np.int32)
+        self._turn = 0
+
+    def begin(self, tokens: Sequence[int], rows: Sequence[int], positions: Sequence[int]) -> bool:
+        """Steps of these sequences follow, the first of which reads these tokens at these places. False, with a warning on
+        rank 0's standard error, where the step cannot be recorded."""
+        if self.failure is None:
+            self._graph = self._recorded(tokens, rows, positions)
+        if self.failure is not None or self._graph is None:
+            return False
+        self._graph.state.fill(tokens, rows, positions)
+        self._rows, self._lengths, self._turn = np.asarray(rows), np.asarray(positions), 0
+        return True
+
+    def _recorded(self, tokens: Sequence[int], rows: Sequence[int], positions: Sequence[int]) -> DecodeGraph | None:
+        size = bucket(len(rows), self.cache.num_rows)
+        if size in self._graphs:
+            return self._graphs[size]
+        start = time.perf_counter()
+        failure, graph = None, DecodeGraph(self.runner, self.cache, size)
+        graph.state.fill(tokens, rows, positions)
+        try:
+            graph.record()
+        except Exception as error:  # whatever the driver, NCCL or a library has against it
+            lines = str(error).strip().splitlines()
+            failure = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+        collective = self.runner.collective
+        parts = collective.gather(failure)
+        self.failure = collective.broadcast(next(filter(None, parts), None) if parts is not None else None)
+        if self.failure is not None:
+            if collective.rank == 0:
+                print(f"warning: a step cannot be recorded as a graph ({self.failure}); going on without", file=sys.stderr, flush=True)
+            return None
+        self._graphs[size] = graph
+        self.recording_s += time.perf_counter() - start
+        return graph
+
+    def launch(self) -> int:
+        """The next step, which reads the tokens that the last one chose (or `force`); does not wait. Returns its number."""
+        assert self._graph is not None, "begin() comes first"
+        turn = self._turn
+        self._graph.replay(turn)
+        self._turn += 1
+        return turn
+
+    def read(self, turn: int) -> list[int]:
+        """The n tokens that step `turn` chose, -1 where its logits are no numbers. At most RING - 1 steps may be ahead of it."""
+        assert self._graph is not None and turn < self._turn < turn + RING
+        tokens = self._graph.tokens(turn)[: len(self._rows)].tolist()
+        self.cache.lengths[self._rows] = np.minimum(self._lengths + turn + 1, self.cache.context)
+        return tokens
+
+    def logits(self) -> np.ndarray:
+        """float32 [n, V] of the last step launched, on the host."""
+        assert self._graph is not None
+        return self._graph.logits()[: len(self._rows)]
+
+    def force(self, tokens: Sequence[int]) -> None:
+        """The next step reads these n tokens."""
+        assert self._graph is not None
+        self._graph.state.force(tokens)
