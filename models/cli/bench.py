@@ -45,7 +45,7 @@ def bench(world: World, engine: EngineOptions, options: BenchOptions) -> None:
     import numpy as np
 
     from models.cli.open_model import open_model
-    from models.generate import GenerateOptions, check_prompts, generate
+    from models.generate import GenerateOptions, cache_size, check_prompts, generate
 
     opened = open_model(world, engine, quiet=options.json, seen={"bench": options})
     if opened is None:
@@ -56,16 +56,27 @@ def bench(world: World, engine: EngineOptions, options: BenchOptions) -> None:
     check_prompts(opened.config, prompts, options.new_tokens, names)
     opened.load()
 
-    def once(new_tokens: int) -> list[Result]:
-        return generate(opened.runner, prompts, GenerateOptions(new_tokens, batch_size=options.batch))
+    decoder = opened.decoder(cache_size(prompts, GenerateOptions(options.new_tokens, batch_size=options.batch)))
 
-    once(2)  # compiles, and touches every weight
+    def once(new_tokens: int) -> tuple[list[Result], int]:
+        """What was generated, and how many launches from Python it took."""
+        before = opened.device.launches()
+        results = generate(opened.runner, prompts, GenerateOptions(new_tokens, batch_size=options.batch), decoder=decoder)
+        return results, opened.device.launches() - before
+
+    once(2)  # compiles, records the graph, and touches every weight
     opened.collective.barrier()
-    results = once(options.new_tokens)
+    _, of_prompts = once(1)
+    results, launches = once(options.new_tokens)
     opened.collective.barrier()
     gigabytes_s = read_bandwidth(opened.device) / 1e9
     if opened.speaks:
-        report(figures(opened, options, results, gigabytes_s), options.json)
+        found = figures(opened, options, results, gigabytes_s)
+        graph = decoder is not None and decoder.failure is None
+        found["graph"] = graph
+        found["graph_recording_s"] = round(decoder.recording_s, 4) if decoder is not None and graph else None
+        found["launches_per_token"] = round((launches - of_prompts) / (options.new_tokens - 1), 2)
+        report(found, options.json)
 
 
 def figures(opened: OpenModel, options: BenchOptions, results: list[Result], bandwidth: float) -> dict[str, Any]:
@@ -106,6 +117,9 @@ def report(found: dict[str, Any], as_json: bool) -> None:
         f"weights      {found['weight_bytes'] / 1e6:.1f} MB a step and rank: {found['gb_s']:.2f} GB/s of {found['bandwidth_gb_s']:.1f} GB/s, "
         f"{found['percent_of_bound']:.0f} % of the bound of {found['bound_ms']:.3f} ms\n"
     )
+    if found["device"] != "cpu":
+        graph = f"; the graph was recorded in {found['graph_recording_s']:.2f} s" if found["graph"] else ", no graph"
+        sys.stdout.write(f"launches     {found['launches_per_token']:.0f} from Python a token{graph}\n")
 
 
 def bytes_read(runner: Runner, batch: int) -> int:

@@ -27,6 +27,7 @@ from models.build import build_runner
 from models.chat import chat_end_ids
 from models.cli.options import EngineOptions
 from models.cli.progress import progress_bar
+from models.decode_graph import Decoder
 from models.find import find_model
 from models.loading import Checkpoint, open_checkpoint
 from models.runner import Runner
@@ -47,6 +48,7 @@ class OpenModel:
     collective: Collective
     between_groups: Collective  # of Python objects, over the ranks with the same tp rank
     verbose: bool = False
+    graph: bool | None = None  # --graph, --no-graph, or neither
     load_s: float = 0.0
     _runner: Runner | None = field(default=None)
 
@@ -70,6 +72,17 @@ class OpenModel:
         if self.tokenizer is not None:
             found += [*self.tokenizer.eos_ids, *(chat_end_ids(self.tokenizer) if chat else ())]
         return tuple(dict.fromkeys(found))
+
+    def decoder(self, cache_size: tuple[int, int]) -> Decoder | None:
+        """What replays decode steps as graphs over a cache of (rows, context), or None: by --graph, else on a GPU, where the
+        model allows it. Says so where it was asked for and cannot be, and under --verbose."""
+        if not (self.device.name == "cuda" if self.graph is None else self.graph):
+            return None
+        problem = self.runner.graph_problem()
+        if self.speaks and (self.verbose or (self.graph and problem)):
+            line = "each step is one replay of a graph" if problem is None else f"steps run without a graph: {problem}"
+            print(line, file=sys.stderr, flush=True)
+        return Decoder(self.runner, self.runner.new_cache(*cache_size)) if problem is None else None
 
     def load(self) -> None:
         """Read this rank's share of the weights onto the device. UserError (on all ranks) where the checkpoint is not whole."""
@@ -118,7 +131,7 @@ def open_model(world: World, engine: EngineOptions, quiet: bool, seen: dict[str,
         engine.model, world, checkpoint, tokenizer, device, mesh, dtype,
         collective=open_collective(world, mesh, "tp", device.name, engine.share_gpu),
         between_groups=open_collective(world, mesh, "dp"),
-        verbose=engine.verbose,
+        verbose=engine.verbose, graph=engine.graph,
     )  # fmt: skip
     if opened.speaks:
         say_where(opened, line, sys.stderr if quiet else sys.stdout)

@@ -56,7 +56,7 @@ class EngineOptions:
     verify: Annotated[bool, flag("--verify", panel=MEMORY, text="check the store's sums while streaming")] = False
 
     int8: Annotated[str, flag("--int8", panel=SPEED, metavar="w8a16|w8a8", text="what --dtype int8 rounds: weights, or activations too")] = "w8a16"
-    graph: Annotated[bool | None, flag("--graph/--no-graph", panel=SPEED, text="replay a step as a CUDA graph", show_default=False)] = None
+    graph: Annotated[bool | None, flag("--graph/--no-graph", panel=SPEED, text="replay each step as one CUDA graph (default: on a GPU)", show_default=False)] = None
 
     check_nan: Annotated[bool, flag("--check-nan", panel=OUTPUT, text="stop at the first logits that are not all finite")] = False
     verbose: Annotated[bool, flag("--verbose", panel=OUTPUT, text="say more about model, ranks and memory (on standard error)")] = False
@@ -111,7 +111,6 @@ def refuse_what_is_not_built(options: EngineOptions) -> None:
         (given("--gpu-memory", options.gpu_memory), streaming),
         ("--verify" if options.verify else None, streaming),
         ("--int8 w8a8" if options.int8 == "w8a8" else None, "int8 activations are"),
-        ("--graph" if options.graph else None, "graph capture of a step is"),
     ]
     for flag_given, what in needs:
         if flag_given is not None:

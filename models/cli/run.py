@@ -53,7 +53,7 @@ def run(world: World, engine: EngineOptions, options: RunOptions) -> None:
     prompts = prompts_from(options.prompt or [], options.prompts, options.ids)
     generation = generation_options(options)  # refused before anything is loaded
     from models.cli.open_model import open_model
-    from models.generate import Timing, generate
+    from models.generate import Timing, cache_size, generate
 
     opened = open_model(world, engine, quiet=options.json, seen={"run": options, "prompts": prompts})
     if opened is None:
@@ -68,9 +68,11 @@ def run(world: World, engine: EngineOptions, options: RunOptions) -> None:
     mine = opened.mesh.my_share(len(prompts))
     if streaming and opened.speaks:
         show("" if options.chat or prompts[0].text is None else prompts[0].text)
+    my_ids = [prompt_ids[i] for i in mine]
     results = generate(
-        opened.runner, [prompt_ids[i] for i in mine], generation, opened.tokenizer,
+        opened.runner, my_ids, generation, opened.tokenizer,
         on_text=(lambda _, text: show(text)) if streaming else None, indices=list(mine),
+        decoder=opened.decoder(cache_size(my_ids, generation)) if my_ids else None,
     )  # fmt: skip
     parts = opened.between_groups.gather(results)
     if parts is not None and opened.speaks:

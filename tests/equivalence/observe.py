@@ -13,19 +13,20 @@ import numpy as np
 from l1_kernels.weight import encode
 from layers.batch import Batch
 from layers.kv_cache import KVCache
+from models.decode_graph import Decoder
 
 Observation = dict[str, np.ndarray]
 
 
-def observe(runner: Any, case: dict[str, Any], batch: str) -> Observation:
+def observe(runner: Any, case: dict[str, Any], batch: str, graph: bool = False) -> Observation:
     """runner: models.runner.Runner (or the oracle). case: tests/conformance/check.py's dict."""
     if not runner.config.causal:
         return _encoder(runner, case, batch)
     pads = [row[mask == 1] for row, mask in zip(case["pad_input_ids"], case["pad_attention_mask"], strict=True)]
     return {
         "logits": np.stack(_passes(runner, list(case["input_ids"]), batch)),
-        "greedy_logits": _decode(runner, [case["input_ids"][0]], [case["greedy_tokens"]], batch)[0],
-        "pad_logits": np.stack(_decode(runner, pads, list(case["pad_tokens"]), batch)),
+        "greedy_logits": _decode(runner, [case["input_ids"][0]], [case["greedy_tokens"]], batch, graph)[0],
+        "pad_logits": np.stack(_decode(runner, pads, list(case["pad_tokens"]), batch, graph)),
         "ppl_nll": _nll(_passes(runner, [case["ppl_input_ids"]], batch)[0], case["ppl_input_ids"]),
     }
 
@@ -61,14 +62,15 @@ def _passes(runner: Any, sequences: list[np.ndarray], batch: str) -> list[np.nda
     return np.split(logits, np.cumsum([len(s) for s in sequences])[:-1])
 
 
-def _decode(runner: Any, prompts: list[np.ndarray], forced: list[np.ndarray], batch: str) -> list[np.ndarray]:
+def _decode(runner: Any, prompts: list[np.ndarray], forced: list[np.ndarray], batch: str, graph: bool) -> list[np.ndarray]:
     """Logits [steps, V] that each of the forced tokens is chosen from, for every prompt."""
     if batch == "alone":
-        return [_decode(runner, [p], [f], "together")[0] for p, f in zip(prompts, forced, strict=True)]
+        return [_decode(runner, [p], [f], "together", graph)[0] for p, f in zip(prompts, forced, strict=True)]
     delays = [i if batch == "staggered" else 0 for i in range(len(prompts))]  # prompt i joins in pass delays[i]
     rows = [len(prompts) - 1 - i if batch == "staggered" else i for i in range(len(prompts))]
     cache = _poisoned_cache(runner, len(prompts), max(len(p) + len(f) for p, f in zip(prompts, forced, strict=True)))
     found: list[list[np.ndarray]] = [[] for _ in prompts]
+    replays = Replays(runner, cache) if graph else None
     while any(len(done) < len(f) for done, f in zip(found, forced, strict=True)):
         parts, owners = [], []
         for i, prompt in enumerate(prompts):
@@ -81,10 +83,34 @@ def _decode(runner: Any, prompts: list[np.ndarray], forced: list[np.ndarray], ba
                 step = len(found[i]) - 1
                 parts.append(Batch.step([forced[i][step]], [rows[i]], [len(prompt) + step]))
                 owners.append(i)
-        logits = _host(runner, runner.forward(Batch.join(parts), cache))
+        if replays is not None and all(found[owner] for owner in owners):
+            logits = replays.logits(Batch.join(parts))
+        else:
+            logits = _host(runner, runner.forward(Batch.join(parts), cache))
         for owner, row in zip(owners, logits, strict=True):
             found[owner].append(row)
     return [np.stack(steps) for steps in found]
+
+
+class Replays:
+    """Steps of a graph, told where its sequences stand only when they are others than before: it must know itself."""
+
+    def __init__(self, runner: Any, cache: KVCache) -> None:
+        assert runner.graph_problem() is None
+        self._decoder = Decoder(runner, cache)
+        self._next: tuple[list[int], list[int]] | None = None  # rows and positions
+
+    def logits(self, batch: Batch) -> np.ndarray:
+        tokens, rows, positions = (part.tolist() for part in (batch.tokens, batch.rows, batch.positions))
+        if (rows, positions) == self._next:
+            self._decoder.force(tokens)
+        else:
+            assert self._decoder.begin(tokens, rows, positions)
+        turn = self._decoder.launch()
+        logits = np.array(self._decoder.logits())
+        assert self._decoder.read(turn) == logits.argmax(-1).tolist(), "the step chose other tokens than the largest"
+        self._next = rows, (batch.positions + 1).tolist()
+        return logits
 
 
 def _nll(logits: np.ndarray, ids: np.ndarray) -> np.ndarray:

@@ -28,7 +28,7 @@ def check_setting(setting: Setting, device: Any, shard: Shard | None = None, col
     for name in setting.case_names():
         case = shortened(load_case(CASES / name)) if setting.short else load_case(CASES / name)
         runner = build(case["dir"], device, setting.dtype, setting.layers, shard or Shard(), collective or NoCollective())
-        got = observe(runner, case, setting.batch)
+        got = observe(runner, case, setting.batch, setting.graph)
         if judging:
             judge(verdict, setting, case, got, reference(setting, case))
     verdict.close()

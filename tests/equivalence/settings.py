@@ -32,6 +32,7 @@ class Setting:
     batch   "together": both sequences in one pass; "alone": each by itself; "staggered": the second prompt joins the
             pass in which the first generates its first token, in rows that are not in order
     layers  0: the whole model; n: cut to its first n layers, compared with a float64 run of the cut
+    graph   steps in which no prompt starts are replays of a graph (on the host: repeated calls) whose slots move on by themselves
     short   only a few tokens of each input (the simulator is slow)
     """
 
@@ -40,6 +41,7 @@ class Setting:
     tp: int = 1
     batch: str = "together"
     layers: int = 0
+    graph: bool = False
     short: bool = False
     cases: tuple[str, ...] = ()
 
@@ -54,6 +56,8 @@ class Setting:
         return self.cases or (*DECODERS, *ENCODERS)
 
 
+# A graph holds no step that needs the host: for its tables (dynamic), or to gather experts' tokens.
+GRAPHED = tuple(name for name in DECODERS if name not in ("llama_rope_dynamic", "mixtral", "olmoe", "qwen2_moe"))
 SIM_CASES = ("gpt2", "gptj", "llama_gqa")
 
 CPU_SETTINGS = [
@@ -66,10 +70,14 @@ CPU_SETTINGS = [
     Setting(tp=2),
     Setting(tp=4),
     Setting(tp=2, dtype="bf16", batch="staggered"),
+    Setting(graph=True, cases=GRAPHED),
+    Setting(graph=True, dtype="fp16", batch="staggered", cases=GRAPHED),
+    Setting(graph=True, tp=2, cases=GRAPHED),
 ]
 SIM_SETTINGS = [
     Setting(device="sim", layers=1, short=True, cases=SIM_CASES),
     Setting(device="sim", layers=1, short=True, cases=SIM_CASES, dtype="fp16", batch="staggered"),
+    Setting(device="sim", layers=1, short=True, cases=("gptj",), graph=True),
 ]
 GPU_SETTINGS = [
     Setting(device="cuda"),
@@ -79,8 +87,12 @@ GPU_SETTINGS = [
     Setting(device="cuda", dtype="fp16", batch="staggered"),
     Setting(device="cuda", dtype="bf16"),
     Setting(device="cuda", dtype="int8"),
+    Setting(device="cuda", graph=True, cases=GRAPHED),
+    Setting(device="cuda", graph=True, batch="alone", dtype="fp16", cases=GRAPHED),
+    Setting(device="cuda", graph=True, batch="staggered", dtype="fp16", cases=GRAPHED),
 ]
 TWO_GPU_SETTINGS = [
     Setting(device="cuda", tp=2),
     Setting(device="cuda", tp=2, dtype="fp16", batch="staggered"),
+    Setting(device="cuda", tp=2, graph=True, cases=GRAPHED),
 ]

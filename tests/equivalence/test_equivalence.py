@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 from l1_kernels.device import open_device
+from l2_dense_parallel.collectives import NoCollective
+from l2_dense_parallel.slicing import Shard
 from tests.conformance.check import cases, load_case
 from tests.equivalence.judge import Verdict, judge
-from tests.equivalence.run import CASES, check_setting, reference
-from tests.equivalence.settings import CPU_SETTINGS, DECODERS, ENCODERS, GPU_SETTINGS, SIM_SETTINGS, TWO_GPU_SETTINGS, Setting
+from tests.equivalence.run import CASES, build, check_setting, reference
+from tests.equivalence.settings import CPU_SETTINGS, DECODERS, ENCODERS, GPU_SETTINGS, GRAPHED, SIM_SETTINGS, TWO_GPU_SETTINGS, Setting
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,6 +75,12 @@ def test_two_gpus(setting: Setting, tmp_path: Path) -> None:
 
 def test_every_conformance_case_is_in_the_harness() -> None:
     assert sorted([*DECODERS, *ENCODERS]) == [folder.name for folder in cases(CASES)]
+
+
+def test_a_graph_is_refused_for_the_other_cases() -> None:
+    device = open_device("cpu")
+    refused = [name for name in DECODERS if build(CASES / name, device, "fp32", 0, Shard(), NoCollective()).graph_problem()]
+    assert refused == [name for name in DECODERS if name not in GRAPHED]
 
 
 @pytest.mark.parametrize("damage", ["zeros", "one_logit", "nan", "swapped"])

@@ -233,7 +233,6 @@ def files(tmp_path):
         ("run --pp 2", "--pp 2: "),
         ("run --ep 2", "--ep 2: "),
         ("run --schedule hybrid", "--schedule hybrid: "),
-        ("run --graph", "--graph: "),
         ("run --gpu-memory 8GiB", "--gpu-memory 8GiB: "),
         ("run --prefetch 2", "--prefetch 2: "),
         ("run --int8 w8a8", "--int8 w8a8: "),
