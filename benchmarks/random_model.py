@@ -1,0 +1,50 @@
+"""A model of given shape with random weights, made on the device itself: what latency needs, and no checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from l1_kernels.device import Device
+from l1_kernels.weight import Array, Weight
+from l2_dense_parallel.collectives import Collective, NoCollective
+from l2_dense_parallel.slicing import Shard, TensorSlice, global_tensors, layer_tensors
+from l4_offload.resident import ResidentWeights
+from layers.config import ModelConfig
+from layers.weights import LayerWeights
+from models.runner import Runner
+
+SPREAD = 0.02  # standard deviation of the matrices: hidden states stay in fp16's range
+
+
+def random_runner(
+    config: ModelConfig, device: Device, dtype: str, shard: Shard | None = None, collective: Collective | None = None, seed: int = 0
+) -> Runner:
+    """Every tensor that a checkpoint of this config would have, random: zeros would run faster than real numbers do."""
+    shard, collective = shard or Shard(), collective or NoCollective()
+    rng = device.xp.random.default_rng(seed)
+    ends = _tensors(device, rng, dtype, global_tensors(config, shard))
+    layers = [LayerWeights.from_tensors(_tensors(device, rng, dtype, layer_tensors(config, i, shard))) for i in range(config.num_layers)]
+    return Runner(config, device, shard, collective, ends, ResidentWeights(layers), dtype)
+
+
+def _tensors(device: Device, rng: Any, dtype: str, slices: dict[str, TensorSlice]) -> dict[str, Weight | Array]:
+    return {name: _tensor(device, rng, name, dtype, part) for name, part in slices.items() if part.held}
+
+
+def _tensor(device: Device, rng: Any, name: str, dtype: str, part: TensorSlice) -> Weight | Array:
+    xp = device.xp
+    if not part.width:
+        numbers = rng.standard_normal(part.shape, dtype=np.float32) * np.float32(SPREAD)
+        return numbers + np.float32(1) if "norm.weight" in name else numbers
+    held = dtype if part.matrix else "fp32"
+    if held == "int8":
+        data = rng.integers(-127, 128, part.shape).astype(np.int8)
+        return Weight(data, held, xp.full(part.shape[:-1], SPREAD / 73, np.float32))  # 73: the spread of those integers
+    numbers = rng.standard_normal(part.shape, dtype=np.float32) * np.float32(SPREAD)
+    if held == "fp16":
+        return Weight(numbers.astype(np.float16).view(np.uint16), held)
+    if held == "bf16":  # cut, not rounded: random all the same
+        return Weight((numbers.view(np.uint32) >> np.uint32(16)).astype(np.uint16), held)
+    return Weight(numbers, held)
