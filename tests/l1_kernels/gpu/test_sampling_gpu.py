@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import pytest
+
+from l1_kernels.device import Device
+from tests.l1_kernels import sampling_checks as checks
+
+pytestmark = pytest.mark.gpu
+SIZES = [(1, 1), (7, 37), (64, 199), (1, 50257), (16, 151936)]
+
+
+@pytest.mark.parametrize(("size", "width"), SIZES)
+def test_greedy(device: Device, size: int, width: int) -> None:
+    checks.check_greedy(device, size, width)
+
+
+def test_broken_logits_are_no_token(device: Device) -> None:
+    checks.check_broken_logits(device)
+
+
+def test_bad_arguments_are_named(device: Device) -> None:
+    checks.check_rejections(device)
