@@ -2,36 +2,75 @@
 
 cuBLAS thinks in columns: its matrices are the transposes of ours, so it computes y^T = w x^T, with w (which it sees as
 [K, N]) transposed and x (which it sees as [K, T]) as it is. COMPUTE_32F: float32 sums, and for fp32 no TF32.
+
+CuPy refuses to call cuBLAS while a graph is captured, as cuBLAS might allocate its scratch memory then. With scratch of ours
+it does not, so there the same functions are called by way of ctypes.
 """
 
 from __future__ import annotations
 
+import ctypes
+from pathlib import Path
+
+import cupy
 import numpy as np
 from cupy.cuda import cublas, device, runtime, stream
 
 from l1_kernels.weight import Array
 
 TYPE = {"fp32": runtime.CUDA_R_32F, "fp16": runtime.CUDA_R_16F, "bf16": runtime.CUDA_R_16BF}
+SCRATCH = 32 << 20  # bytes: what cuBLAS takes for itself on a GPU of compute capability 9.0
 
 
 class Gemm:
-    """Holds the two numbers on the host that cuBLAS wants by address."""
+    """Holds the two numbers on the host that cuBLAS wants by address, and the scratch memory of graphs."""
 
     def __init__(self) -> None:
         self._one = np.ones(1, np.float32)
         self._zero = np.zeros(1, np.float32)
+        self._scratch: Array | None = None
+        self._library: ctypes.CDLL | None = None
 
     def usable(self) -> bool:
-        """CuPy refuses cuBLAS inside a graph capture."""
-        return not stream.get_current_stream().is_capturing()
+        """Inside a capture after a call outside of one, which a capture is begun with."""
+        return self._library is not None or not stream.get_current_stream().is_capturing()
 
     def __call__(self, x: Array, w: Array, dtype: str, y: Array) -> None:
         """x [T, K] and w [N, K] in the carrier of `dtype` ("fp32", "fp16", "bf16"), y float32 [T, N], on CuPy's current stream."""
         num_tokens, size = x.shape
         num_out = w.shape[0]
         handle = device.get_cublas_handle()
-        cublas.gemmEx(
-            handle, cublas.CUBLAS_OP_T, cublas.CUBLAS_OP_N, num_out, num_tokens, size,
+        arguments = (
+            cublas.CUBLAS_OP_T, cublas.CUBLAS_OP_N, num_out, num_tokens, size,
             self._one.ctypes.data, w.data.ptr, TYPE[dtype], size, x.data.ptr, TYPE[dtype], size,
             self._zero.ctypes.data, y.data.ptr, TYPE["fp32"], num_out, cublas.CUBLAS_COMPUTE_32F, cublas.CUBLAS_GEMM_DEFAULT,
         )  # fmt: skip
+        if stream.get_current_stream().is_capturing():
+            self._captured(handle, arguments)
+            return
+        cublas.gemmEx(handle, *arguments)
+        if self._scratch is None:
+            self._scratch = cupy.empty(SCRATCH, np.uint8)
+            self._library = _loaded_library()
+
+    def _captured(self, handle: int, arguments: tuple[int, ...]) -> None:
+        assert self._library is not None and self._scratch is not None
+        int32, pointer = ctypes.c_int, ctypes.c_void_p
+        kinds = (int32,) * 5 + (pointer, pointer, int32, int32, pointer, int32, int32, pointer, pointer, int32, int32, int32, int32)
+        _check(self._library.cublasSetStream_v2(pointer(handle), pointer(stream.get_current_stream().ptr)))
+        _check(self._library.cublasSetWorkspace_v2(pointer(handle), pointer(self._scratch.data.ptr), ctypes.c_size_t(SCRATCH)))
+        _check(self._library.cublasGemmEx(pointer(handle), *(kind(value) for kind, value in zip(kinds, arguments, strict=True))))
+
+
+def _check(status: int) -> None:
+    if status:
+        raise RuntimeError(f"cuBLAS: status {status}")
+
+
+def _loaded_library() -> ctypes.CDLL | None:
+    """The libcublas that CuPy has loaded, or None where that cannot be told."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return None
+    paths = {line.split()[-1] for line in maps.read_text().splitlines() if "/libcublas.so" in line}
+    return ctypes.CDLL(paths.pop()) if len(paths) == 1 else None
