@@ -59,4 +59,23 @@ def as_if_on(capability: tuple[int, int]) -> Iterator[None]:
         dispatcher.get_current_device = ask
 
 
-__all__ = ["SIMULATED", "as_if_on", "cuda", "intrinsic", "math", "types"]
+_allowed: dict[int, int] = {}
+
+
+def allow_shared(kernel: Any, signature: tuple[Any, ...], size: int) -> None:
+    """Let `kernel`, for arguments of these types, be launched with `size` bytes of dynamic shared memory (48 KiB need no leave)."""
+    if SIMULATED or _allowed.get(id(kernel), 0) >= size:
+        return
+    from cuda.bindings import driver
+
+    kernel.compile(signature)
+    limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    for compiled in kernel.overloads.values():
+        handle = driver.CUkernel(int(compiled._codelibrary.get_cufunc().kernel.handle))
+        (status,) = driver.cuKernelSetAttribute(limit, size, handle, driver.CUdevice(cuda.get_current_device().id))
+        if int(status):
+            raise RuntimeError(f"{size} bytes of shared memory refused: {status}")
+    _allowed[id(kernel)] = size
+
+
+__all__ = ["SIMULATED", "allow_shared", "as_if_on", "cuda", "intrinsic", "math", "types"]

@@ -3,9 +3,10 @@
 "A 16-byte access at (array, index)" starts at element `index` of a C-contiguous array of any dtype, counted as it lies in
 memory; its address must be a multiple of 16. It carries four uint32. `inline_ptx.instruction` explains the notation.
 
-    loads and stores     load16 load16_stream load16_shared store16 store16_shared prefetch_l2
+    loads and stores     load16 load16_floats load16_stream load16_shared store16 store16_shared prefetch_l2
     asynchronous copies  copy_async16 commit_async wait_async
     16-bit floats        f16_to_f32 bf16_to_f32 f32_to_f16 f32_to_bf16, and the pairs f16x2_to_f32x2 bf16x2_to_f32x2 ...
+                         s8x4_to_f16x4 (int8, for the tensor cores)
     tensor cores         mma_f16 mma_bf16 mma_s8
     flags                load_acquire store_release add_release fetch_add_release, and _system ones for other GPUs
     the end              trap
@@ -40,6 +41,12 @@ def _words(array: np.ndarray, index: Any) -> np.ndarray:
 def load16(array: Any, index: Any) -> Any:
     """16 bytes of global memory, through the caches."""
     return tuple(_words(array, index))
+
+
+@instruction("ld.global.v4.f32 {$0,$1,$2,$3}, [$4];", returns="f32x4", takes=["element"], effect="memory")
+def load16_floats(array: Any, index: Any) -> Any:
+    """16 bytes of global memory as four float32, through the caches."""
+    return tuple(_words(array, index).view(np.float32))
 
 
 @instruction("ld.global.nc.L1::no_allocate.v4.u32 {$0,$1,$2,$3}, [$4];", returns="u32x4", takes=["element"], effect="read")
@@ -164,6 +171,19 @@ def f32x2_to_f16x2(low: Any, high: Any) -> Any:
 def f32x2_to_bf16x2(low: Any, high: Any) -> Any:
     """Two float32 -> two bf16, to nearest even."""
     return _pack(_twin(f32_to_bf16)(low), _twin(f32_to_bf16)(high))
+
+
+@instruction(
+    "{ .reg .b32 raised, low, high, offset; xor.b32 raised, $2, 0x80808080; mov.b32 offset, 0x64806480;"
+    " prmt.b32 low, raised, 0x64646464, 0x4140; prmt.b32 high, raised, 0x64646464, 0x4342;"
+    " sub.f16x2 $0, low, offset; sub.f16x2 $1, high, offset; }",
+    returns="u32x2", takes=["u32"],
+)  # fmt: skip
+def s8x4_to_f16x4(four: Any) -> Any:
+    """Four int8 -> two pairs of fp16, exact, and without a conversion: 0x6400 + u is the fp16 number 1024 + u, so the byte
+    u = q + 128 under that upper half, less 1152, is q."""
+    q = np.array([four], np.uint32).view(np.int8).astype(np.float16).view(np.uint16)
+    return _pack(q[0], q[1]), _pack(q[2], q[3])
 
 
 @instruction("mov.b32 $0, {$1, $2};", returns="u32", takes=["u16", "u16"])

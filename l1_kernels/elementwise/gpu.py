@@ -1,11 +1,11 @@
-"""x[i] += y[i];   y[t, n] += b[n];   bits[i] = round(x[i])
+"""x[i] += y[i];   y[t, n] += b[n];   bits[i] = round(x[i]);   x[i] = number(bits[i])
 
 All float32 in global memory, `bits` uint16 (fp16 or bf16). Adding reads 8 bytes and writes 4 a number, rounding reads 4
 and writes 2; one operation each: bound by bytes.
 
     thread i -> numbers i, i + (all threads), ...; the launcher starts a thread a number, up to a few thousand blocks
 
-The last two serve `linear`: cuBLAS has no bias, and multiplies 16-bit inputs. Flat arrays; size 0 launches nothing.
+Bias and rounding serve `linear`: cuBLAS has no bias, and multiplies 16-bit inputs. Widening is rounding's way back. Flat arrays; size 0 launches nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from numba import types
 
-from l1_kernels.carrier import F32_1D, F32_2D, array_type, storer
+from l1_kernels.carrier import F32_1D, F32_2D, array_type, loader, storer
 from l1_kernels.cuda_api import cuda
 
 
@@ -60,8 +60,22 @@ def make_round(dtype: str) -> Callable[..., Any]:
     return round_to
 
 
+@cache
+def make_widen(dtype: str) -> Callable[..., Any]:
+    """kernel(bits, x): the float32 numbers of the carrier of `dtype`, flat."""
+    load = loader(dtype)
+
+    @cuda.jit
+    def widen(bits, x):
+        for i in range(cuda.grid(1), bits.shape[0], cuda.gridsize(1)):
+            x[i] = load(bits[i])
+
+    return widen
+
+
 def variants() -> Iterator[tuple[str, Callable[..., Any], tuple[types.Type, ...]]]:
     yield "add", make_add(), (F32_1D, F32_1D)
     yield "add_bias", make_add_bias(), (F32_2D, F32_1D)
     for dtype in ("fp16", "bf16"):
         yield f"round_{dtype}", make_round(dtype), (F32_1D, array_type(dtype, 1))
+        yield f"widen_{dtype}", make_widen(dtype), (array_type(dtype, 1), F32_1D)

@@ -73,6 +73,13 @@ def load_kernel(source, out):
 
 
 @cuda.jit
+def load_floats_kernel(source, out):
+    i = cuda.grid(1)
+    a, b, c, d = ptx.load16_floats(source, i * 4)
+    out[i, 0], out[i, 1], out[i, 2], out[i, 3] = a, b, c, d
+
+
+@cuda.jit
 def load_stream_kernel(source, out):
     i = cuda.grid(1)
     ptx.prefetch_l2(source, i)
@@ -130,6 +137,11 @@ MEMORY = [
         "load16", load_kernel, "void(uint16[::1], uint32[:, ::1])",
         lambda rng: [random_words(rng, np.uint16, 8 * 2 * THREADS), unset(8 * THREADS).reshape(-1, 4)],
         lambda a: {1: words(a[0]).reshape(-1, 4)}, grid=2, ptx="ld.global.v4.u32",
+    ),
+    Check(
+        "load16_floats", load_floats_kernel, "void(float32[::1], float32[:, ::1])",
+        lambda rng: [floats(rng, 4 * 2 * THREADS), unset(8 * THREADS, np.float32).reshape(-1, 4)],
+        lambda a: {1: a[0].reshape(-1, 4)}, grid=2, ptx="ld.global.v4.f32",
     ),
     Check(
         "load16_stream", load_stream_kernel, "void(int8[::1], uint32[:, ::1])",
@@ -196,6 +208,12 @@ def bf16_pairs_kernel(pairs, out, back, packed):
     out[2 * i], out[2 * i + 1] = low, high
     back[i] = ptx.f32x2_to_bf16x2(low, high)
     packed[i] = ptx.pack16x2(ptx.f32_to_bf16(high), ptx.f32_to_bf16(low))
+
+
+@cuda.jit
+def int8_pairs_kernel(fours, out):
+    i = cuda.grid(1)
+    out[2 * i], out[2 * i + 1] = ptx.s8x4_to_f16x4(fours[i])
 
 
 ALL_BITS = np.arange(1 << 16).astype(np.uint16)
@@ -275,6 +293,10 @@ CONVERSIONS = [
     Check(
         "f16_pairs", f16_pairs_kernel, "void(uint32[::1], float32[::1], uint32[::1], uint32[::1])", f16_pair_arguments,
         lambda a: {1: values_of_f16(a[0].view(np.uint16)), 2: a[0], 3: swapped(a[0])}, grid=4, ptx="cvt.rn.f16x2.f32",
+    ),
+    Check(
+        "int8_pairs", int8_pairs_kernel, "void(uint32[::1], uint32[::1])", lambda rng: [random_words(rng, np.uint32, 4 * THREADS), unset(8 * THREADS)],
+        lambda a: {1: words(a[0].view(np.int8).astype(np.float16))}, grid=4, ptx="sub.f16x2",
     ),
     Check(
         "bf16_pairs", bf16_pairs_kernel, "void(uint32[::1], float32[::1], uint32[::1], uint32[::1])", bf16_pair_arguments,

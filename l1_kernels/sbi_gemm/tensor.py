@@ -1,0 +1,296 @@
+"""Rung 8, and the production kernel of up to 16 tokens: y[t, n] = sum_k x[t, k] * w[n, k] on the tensor cores.
+
+x [T, K], w [N, K] in global memory; a normalised x in shared memory. Reads N*K weights once, past L1, and x once for each
+block (16 * TILES * GROUPS rows of w), from L2: bound by the weights' bytes. An mma does 16 rows * 16 k * 8 tokens in one
+instruction, so at T = 1 it idles for 7/8, and still issues fewer instructions than 16-byte loads and FMAs do.
+
+    mma m16n8k16    A = w (16 rows), B = x (8 tokens, COLUMNS of them), C in registers
+    warp            (group, split): TILES m16 tiles of w; of their K every SPLITS-th piece of 64 numbers
+    lane (g, t)     of rows g and g + 8: the 16 bytes that start at k = 8 t, then those at 8 t + 32 (int8: 16 t, 16 numbers)
+
+A and B may number K as they like, if they agree: a lane's 16 bytes are used as they come, words 2i and 2i + 1 as the two
+halves of mma i, and x is read at the same k. Nothing is shuffled, no `ldmatrix`, no staging of w in shared memory.
+int8 becomes pairs of fp16 in registers (ptx.s8x4_to_f16x4, 5 instructions for 4 weights); its scale is applied to the sum.
+
+The SPLITS partial sums meet in shared memory after one barrier and are added there by all threads of the group.
+K must be a multiple of 16 bytes; what lies beyond the row's end is read as its last 16 bytes, against an x of zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from l1_kernels import groups, ptx
+from l1_kernels.cuda_api import cuda
+from l1_kernels.sbi_gemm.job import CARRIED, PER_LOAD, Job, make_fetch_ahead, make_row_of, make_write, signature
+from l1_kernels.sbi_gemm.prologue import make_norm
+from l1_kernels.sbi_gemm.wide import example_jobs
+from l1_kernels.sbi_gemm.words import ZERO_WORDS, make_load_x_pairs
+
+ZERO, ONE = np.float32(0), np.float32(1)
+PIECE = 64  # numbers of K that a warp takes at a time
+lane_index, warp_index = groups.lane, groups.warp
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """tiles (of 16 rows, a warp), splits, groups, unroll: as in Wide; columns: tokens / 8, 1 or 2;
+    blocks: on one multiprocessor, over which the tiles are dealt (0: a block a tile)."""
+
+    tiles: int = 1
+    splits: int = 8
+    groups: int = 1
+    unroll: int = 2
+    columns: int = 1
+    blocks: int = 0
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.splits * self.groups
+
+    @property
+    def tile(self) -> int:
+        """Rows of w in a block's tile."""
+        return 16 * self.tiles * self.groups
+
+    def shared_bytes(self, job: Job, num_tokens: int, size: int) -> int:
+        """Dynamic shared memory: the normalised x."""
+        return 4 * pitch_of(size) * num_tokens if job.norm else 0
+
+    @property
+    def sums_bytes(self) -> int:
+        """Static shared memory, of which a block has 48 KiB: the partial sums."""
+        return 4 * 32 * 4 * self.tiles * self.columns * self.splits * self.groups
+
+
+def pitch_of(size: int) -> int:
+    """Words from one token's row of pairs to the next in shared memory: 64 bytes beyond a multiple of 128, so that the
+    eight lanes that read at the same time (two tokens, 64 bytes each) meet 32 different banks."""
+    return (size + 63) // 64 * 32 + 16
+
+
+@cache
+def make_load_shared_pairs() -> Callable[..., Any]:
+    @cuda.jit(device=True, forceinline=True)
+    def load_shared_pairs(shared, index, inside):
+        return ptx.load16_shared(shared, index) if inside else ZERO_WORDS
+
+    return load_shared_pairs
+
+
+@cache
+def make_tensor(job: Job, plan: Tensor) -> Callable[..., Any]:
+    """kernel(*signature(job))[blocks, plan.threads, stream, plan.shared_bytes(...)] for fp16, bf16 and int8 weights."""
+    tiles, splits, num_groups, unroll, columns, tile_rows = plan.tiles, plan.splits, plan.groups, plan.unroll, plan.columns, plan.tile
+    int8 = job.dtype == "int8"
+    per = PER_LOAD[job.dtype]
+    loads = PIECE // (4 * per)  # of a row in a piece: two of 16 bits, one of int8
+    x_loads = 2
+    hop = PIECE * splits
+    step = hop * unroll
+    held = unroll * tiles * 2 * loads * 4
+    num_sums = tiles * columns * 4
+    pairs_per_split = (tiles * columns * 2 + splits - 1) // splits  # pairs of sums that a thread ends
+    parts_size = num_sums * 32 * splits * num_groups
+    is_pair, is_inner, has_norm = job.pair == "rows", job.pair == "inner", job.norm is not None
+    segments = 2 if is_inner else 1
+    mma = ptx.mma_bf16 if CARRIED[job.dtype] == "bf16" else ptx.mma_f16
+    load_x, load_shared = make_load_x_pairs(CARRIED[job.dtype], job.carried), make_load_shared_pairs()
+    norm = make_norm(job.norm or "rmsnorm", CARRIED[job.dtype], False)
+    fetch_ahead = make_fetch_ahead(job.dtype)
+    row_of, row_of_first = make_row_of(job.gated, 16), make_row_of(job.gated and not is_pair, 16)
+    end_first, end_second = make_end(job, False), make_end(job, True)
+    gated_first, gated_second = job.gated and not is_pair, job.gated
+
+    @cuda.jit(device=True, forceinline=True)
+    def fetch(words, w, first_slot, second, k, size):
+        """The warp's next UNROLL pieces of its rows: lane (g, t) of rows g and g + 8, 16 bytes at a time."""
+        num_rows = w.shape[0]
+        lane = lane_index()
+        for i in range(tiles * 2):
+            slot = first_slot + i * 8 + (lane >> 2)
+            row = row_of(slot, num_rows) if second else row_of_first(slot, num_rows)
+            base = np.int64(min(row, num_rows - 1)) * size
+            for u in range(unroll):
+                for j in range(loads):
+                    at_k = k + u * hop + j * 4 * per + (lane & 3) * per
+                    v = ptx.load16_stream(w, base + min(at_k, size - per))
+                    at = ((u * tiles * 2 + i) * loads + j) * 4
+                    words[at], words[at + 1], words[at + 2], words[at + 3] = v[0], v[1], v[2], v[3]
+
+    @cuda.jit(device=True, forceinline=True)
+    def multiply(words, i, b0, b1, sums, at):
+        """Two mma: words i.. of row g and of row g + 8 against four words of x."""
+        c = (sums[at], sums[at + 1], sums[at + 2], sums[at + 3])
+        if int8:
+            a0, a2 = ptx.s8x4_to_f16x4(words[i])
+            a1, a3 = ptx.s8x4_to_f16x4(words[i + 4])
+        else:
+            a0, a1, a2, a3 = words[i], words[i + 4 * loads], words[i + 1], words[i + 4 * loads + 1]
+        c = mma((a0, a1, a2, a3), (b0, b1), c)
+        sums[at], sums[at + 1], sums[at + 2], sums[at + 3] = c[0], c[1], c[2], c[3]
+
+    @cuda.jit(device=True, forceinline=True)
+    def rescale(sums, scale, scale_b, first_slot, num_rows):
+        """The first product's sums in units of the second one's scale, which `end` applies."""
+        for m in range(tiles):
+            row = min(first_slot + m * 16 + (lane_index() >> 2), num_rows - 1)
+            row8 = min(row + 8, num_rows - 1)
+            low, high = scale[row] / scale_b[row], scale[row8] / scale_b[row8]
+            for c in range(columns):
+                at = (m * columns + c) * 4
+                sums[at] *= low
+                sums[at + 1] *= low
+                sums[at + 2] *= high
+                sums[at + 3] *= high
+
+    @cuda.jit(launch_bounds=(plan.threads, 1))
+    def tensor(
+        x, xb, gain, shift, has_shift, gain_b, shift_b, has_shift_b, eps, eps_b, w, scale, bias, has_bias, y,
+        wb, scale_b, bias_b, has_bias_b, yb, blocks_a, ahead, ahead_width,
+    ):  # fmt: skip
+        parts = cuda.shared.array(parts_size, types.float32)
+        shared = cuda.shared.array(0, types.uint32)
+        words = cuda.local.array(held, types.uint32)
+        sums = cuda.local.array(num_sums, types.float32)
+        lane, warp = lane_index(), warp_index()
+        group = warp // splits
+        split = warp - group * splits
+        first_k = split * PIECE
+        num_tokens = x.shape[0]
+        second = False
+        block, stride = cuda.blockIdx.x, cuda.gridDim.x
+        if is_pair:
+            second = block >= blocks_a
+            if second:
+                block -= blocks_a
+                stride -= blocks_a
+                w, scale, bias, has_bias = wb, scale_b, bias_b, has_bias_b
+                gain, shift, has_shift, eps = gain_b, shift_b, has_shift_b, eps_b
+            else:
+                stride = blocks_a
+        num_rows, size = w.shape
+        num_slots = num_rows
+        if gated_first or (gated_second and second):
+            num_slots = ((num_rows >> 1) + 7) // 8 * 16
+        num_tiles = (num_slots + tile_rows - 1) // tile_rows
+        if block < num_tiles:
+            fetch(words, w, block * tile_rows + group * 16 * tiles, second, first_k, size)
+        pitch = ((size + 63) >> 6) * 32 + 16
+        if has_norm:
+            norm(x, gain, shift, has_shift, eps, shared, pitch)
+        for tile in range(block, num_tiles, stride):
+            first_slot = tile * tile_rows + group * 16 * tiles
+            for i in range(num_sums):
+                sums[i] = ZERO
+            for segment in range(segments):
+                k = first_k
+                if is_inner and segment == 1:
+                    if int8:
+                        rescale(sums, scale, scale_b, first_slot, num_rows)
+                    size = wb.shape[1]
+                    fetch(words, wb, first_slot, second, k, size)
+                while True:
+                    for u in range(unroll):
+                        for c in range(columns):
+                            token = min(c * 8 + (lane >> 2), num_tokens - 1)
+                            for j in range(x_loads):
+                                at = k + u * hop + (j * 32 + (lane & 3) * 8 if not int8 else (lane & 3) * 16 + j * 8)
+                                if has_norm:
+                                    b = load_shared(shared, token * pitch + (at >> 1), at < size)
+                                elif is_inner and segment == 1:
+                                    b = load_x(xb, np.int64(token) * size + at, at < size)
+                                else:
+                                    b = load_x(x, np.int64(token) * size + at, at < size)
+                                for m in range(tiles):
+                                    here = (m * columns + c) * 4
+                                    first = (u * tiles + m) * 2 * loads * 4
+                                    if int8:
+                                        multiply(words, first + 2 * j, b[0], b[1], sums, here)
+                                        multiply(words, first + 2 * j + 1, b[2], b[3], sums, here)
+                                    else:
+                                        multiply(words, first + 4 * j, b[0], b[1], sums, here)
+                                        multiply(words, first + 4 * j + 2, b[2], b[3], sums, here)
+                    k += step
+                    if k - first_k >= size:
+                        break
+                    fetch(words, wb if is_inner and segment == 1 else w, first_slot, second, k, size)
+            if is_inner:
+                size = w.shape[1]
+            if tile + stride < num_tiles:
+                fetch(words, w, first_slot + stride * tile_rows, second, first_k, size)
+            else:
+                fetch_ahead(ahead, ahead_width)
+
+            base = (group * splits + split) * num_sums * 32 + lane
+            for i in range(num_sums):
+                parts[base + i * 32] = sums[i]
+            cuda.syncthreads()
+            for i in range(pairs_per_split):
+                item = i * splits + split  # (tile, column, token of two): the sums of row g and of row g + 8
+                if item < tiles * columns * 2:
+                    m, rest = item // (2 * columns), item % (2 * columns)
+                    at = group * splits * num_sums * 32 + ((m * columns + (rest >> 1)) * 4 + (rest & 1)) * 32 + lane
+                    low, high = ZERO, ZERO
+                    for s in range(splits):
+                        low += parts[at + s * num_sums * 32]
+                        high += parts[at + s * num_sums * 32 + 64]
+                    t = (rest >> 1) * 8 + (lane & 3) * 2 + (rest & 1)
+                    slot = first_slot + m * 16 + (lane >> 2)
+                    if t < num_tokens:
+                        if is_pair and second:
+                            end_second(yb, t, slot, low, high, num_rows, scale, bias, has_bias, bias, False)
+                        elif is_inner:
+                            end_first(y, t, slot, low, high, num_rows, scale_b, bias, has_bias, bias_b, has_bias_b)
+                        else:
+                            end_first(y, t, slot, low, high, num_rows, scale, bias, has_bias, bias, False)
+            cuda.syncthreads()
+
+    return tensor
+
+
+@cache
+def make_end(job: Job, second: bool) -> Callable[..., Any]:
+    """end(y, t, slot, low, high, ...): scale, biases and `write` for the sums of the rows of slots `slot` and `slot + 8`."""
+    int8 = job.dtype == "int8"
+    gated = job.gated and (second or job.pair != "rows")
+    write = make_write(job, second)
+
+    @cuda.jit(device=True, forceinline=True)
+    def finished(total, n, scale, bias, has_bias, bias_b, has_bias_b):
+        if int8:
+            total *= scale[n]
+        if has_bias:
+            total += bias[n]
+        if has_bias_b:
+            total += bias_b[n]
+        return total
+
+    @cuda.jit(device=True, forceinline=True)
+    def end(y, t, slot, low, high, num_rows, scale, bias, has_bias, bias_b, has_bias_b):
+        if gated:
+            width = num_rows >> 1
+            f = ((slot >> 4) << 3) + (slot & 7)
+            if f < width:
+                gate = finished(low, f, scale, bias, has_bias, bias_b, has_bias_b)
+                write(y, t, f, gate, finished(high, width + f, scale, bias, has_bias, bias_b, has_bias_b))
+        else:
+            if slot < num_rows:
+                write(y, t, slot, finished(low, slot, scale, bias, has_bias, bias_b, has_bias_b), ZERO)
+            if slot + 8 < num_rows:
+                write(y, t, slot + 8, finished(high, slot + 8, scale, bias, has_bias, bias_b, has_bias_b), ZERO)
+
+    return end
+
+
+def variants() -> Iterator[tuple[str, Callable[..., Any], tuple[types.Type, ...]]]:
+    for name, job in example_jobs(("fp16", "bf16", "int8")):
+        yield f"tensor_{name}", make_tensor(job, Tensor()), signature(job)
+    job = Job("fp16", norm="layernorm")
+    yield "tensor_fp16_2_tiles", make_tensor(job, Tensor(tiles=2, splits=4, groups=2, columns=2)), signature(job)

@@ -1,0 +1,164 @@
+"""Times every candidate plan on this GPU and saves the best of each shape: `python -m l1_kernels.sbi_gemm.tune`.
+
+The result, tuned/<GPU's name>.json, is what FusedRegions opens with on a GPU of that name. Tuning takes some minutes, most
+of which is compilation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from l1_kernels.device import Device, open_device, prepare
+from l1_kernels.errors import UserError
+
+HIDDEN = {"gpt2-xl": 1600, "gpt-neo-2.7b": 2560, "gpt-j-6b": 4096, "gpt-13b": 5120, "gpt-neox-20b": 6144}
+HEADS = {"gpt2-xl": 50257, "gpt-neo-2.7b": 50257, "gpt-j-6b": 50400, "gpt-13b": 50257, "gpt-neox-20b": 50432}
+DTYPES = ("fp16", "int8")
+TOKENS = (1, 8, 16)
+SLACK = 0.01  # a simpler plan that is slower by no more is noise
+
+
+def shapes() -> Iterator[tuple[str, int, int, bool]]:
+    """(name, outputs, inner, behind a norm) of Table I's GeMMs."""
+    for model, size in HIDDEN.items():
+        yield f"{model} qkv", 3 * size, size, True
+        yield f"{model} out", size, size, False
+        yield f"{model} up", 4 * size, size, True
+        yield f"{model} down", size, 4 * size, False
+        yield f"{model} head", HEADS[model], size, True
+
+
+def candidates(dtype: str, tokens: int, norm: bool) -> list[Any]:
+    """The plans to try. With a norm, few large blocks that make it once (`blocks` on a multiprocessor), too."""
+    from l1_kernels.sbi_gemm.tensor import Tensor
+    from l1_kernels.sbi_gemm.wide import Wide
+
+    columns = 2 if tokens > 8 else 1
+    dealt = (0, 2) if norm else (0,)
+    plans: list[Any] = []
+    for blocks in dealt:
+        if tokens == 1 and dtype != "int8":
+            plans += [Wide(r, s, g, u, blocks) for r, s, g, u in WIDE]
+        plans += [Tensor(t, s, g, u, columns, blocks) for t, s, g, u in (TENSOR_INT8 if dtype == "int8" else TENSOR)]
+    if norm:
+        plans += [Tensor(1, 16, 1, 2, columns, 1), Tensor(1, 8, 2, 2, columns, 1)]
+    return plans
+
+
+WIDE = ((1, 1, 4, 4), (2, 1, 4, 2), (4, 1, 4, 1), (4, 1, 4, 2), (2, 2, 4, 2), (2, 4, 2, 2), (1, 4, 2, 4), (2, 8, 1, 2))
+TENSOR = ((1, 4, 1, 2), (1, 8, 1, 1), (1, 8, 1, 2), (1, 16, 1, 1), (1, 16, 1, 2), (2, 8, 1, 1), (1, 4, 2, 2), (2, 4, 2, 1))
+TENSOR_INT8 = ((1, 4, 1, 4), (1, 8, 1, 2), (1, 8, 1, 4), (1, 16, 1, 2), (2, 8, 1, 2), (1, 4, 2, 4))
+
+
+class Tuner:
+    """Times plans on one GPU."""
+
+    def __init__(self, device: Device, dtype: str) -> None:
+        from l1_kernels.sbi_gemm.timing import WeightPool
+
+        self.device, self.dtype = device, dtype
+        self.pool = WeightPool(device, dtype)
+        self.multiprocessors: int = device.regions.multiprocessors  # type: ignore[attr-defined]
+
+    def time(self, plan: Any, tokens: int, outputs: int, inner: int, norm: bool, ahead_bytes: int = 0) -> float:
+        """Milliseconds of one launch: norm (or 16-bit x) + GeMM + bias."""
+        from l1_kernels.fused_regions import ahead_width
+        from l1_kernels.sbi_gemm import launch
+        from l1_kernels.sbi_gemm.job import Job
+        from l1_kernels.sbi_gemm.timing import time_graph
+
+        device: Any = self.device
+        xp = device.xp
+        job = Job(self.dtype, norm="layernorm" if norm else None, carried=not norm)
+        x = xp.random.standard_normal((tokens, inner), dtype=xp.float32)
+        if not norm:
+            x = x.astype(xp.float16).view(xp.uint16)
+        gain, shift, bias = xp.ones(inner, xp.float32), xp.zeros(inner, xp.float32), xp.zeros(outputs, xp.float32)
+        y = device.empty((tokens, outputs), np.float32)
+        weights = self.pool.matrices(outputs, inner)
+        width = ahead_width(weights[0].data, ahead_bytes)
+        calls = []
+        for i, weight in enumerate(weights):
+            operand = launch.Operand(x, weight, bias, y, *((gain, shift, 1e-5) if norm else ()))
+            following = weights[(i + 1) % len(weights)].data
+            calls.append(partial(launch.run, device.kernels, job, plan, self.multiprocessors, operand, None, following, width))
+        return time_graph(device, calls)
+
+    def best(self, tokens: int, outputs: int, inner: int, norm: bool) -> tuple[Any, dict[str, float]]:
+        """(the best plan, all times in microseconds)."""
+        times: dict[str, float] = {}
+        plans = candidates(self.dtype, tokens, norm)
+        for plan in plans:
+            try:
+                times[repr(plan)] = 1e3 * self.time(plan, tokens, outputs, inner, norm)
+            except Exception as error:  # a plan that this GPU has no room for
+                print(f"{plan}: {type(error).__name__}: {str(error)[:100]}", file=sys.stderr)
+        least = min(times.values())
+        return next(plan for plan in plans if times.get(repr(plan), np.inf) <= least * (1 + SLACK)), times
+
+
+def tune(device: Device, dtypes: tuple[str, ...], tokens: tuple[int, ...], norms: tuple[bool, ...] = (False, True)) -> dict[str, Any]:
+    rows = []
+    for dtype in dtypes:
+        tuner = Tuner(device, dtype)
+        for count in tokens:
+            for name, outputs, inner, behind_norm in shapes():
+                for norm in norms:
+                    if norm and not behind_norm:
+                        continue
+                    plan, times = tuner.best(count, outputs, inner, norm)
+                    microseconds = times[repr(plan)]
+                    rate = outputs * inner * tuner.pool.itemsize / microseconds / 1e3
+                    print(f"{dtype} {count:3} {name:20} {'norm' if norm else '':5} {microseconds:7.1f} us {rate:5.0f} GB/s {plan}", flush=True)
+                    rows.append(
+                        {
+                            "dtype": dtype, "tokens": count, "outputs": outputs, "inner": inner, "norm": norm,
+                            "rung": type(plan).__name__.lower(), "parameters": asdict(plan), "microseconds": round(microseconds, 2),
+                            "tried": {key: round(value, 2) for key, value in times.items()},
+                        }
+                    )  # fmt: skip
+        del tuner
+    return {"gpu": device.description, "rows": rows}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--out", type=Path, help="default: tuned/<GPU's name>.json of this package")
+    parser.add_argument("--dtype", action="append", choices=DTYPES, help="repeatable; default all")
+    parser.add_argument("--tokens", action="append", type=int, choices=TOKENS, help="repeatable; default all")
+    parser.add_argument("--norm", action="append", choices=("without", "with"), help="GeMMs without or with a norm as prologue; default both")
+    parser.add_argument("--keep-times", action="store_true", help="save every candidate's time, not only the best one's")
+    given = parser.parse_args(arguments)
+    prepare("cuda")
+    try:
+        device = open_device("cuda")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    from l1_kernels.sbi_gemm.plans import file_of
+
+    start = time.perf_counter()
+    norms = tuple(choice == "with" for choice in given.norm or ("without", "with"))
+    result = tune(device, tuple(given.dtype or DTYPES), tuple(given.tokens or TOKENS), norms)
+    if not given.keep_times:
+        for row in result["rows"]:
+            del row["tried"]
+    path = given.out or file_of(device.description)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(f"{path}: {len(result['rows'])} shapes in {time.perf_counter() - start:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

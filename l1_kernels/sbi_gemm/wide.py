@@ -1,0 +1,250 @@
+"""Rung 7, and the production kernel of one token: y[n] = sum_k x[k] * w[n, k], every load 16 bytes, several in flight.
+
+x [1, K], w [N, K] in global memory; a normalised x in shared memory. Reads N*K weights once, past L1; bound by their bytes.
+
+    tile    ROWS * GROUPS rows of w to a block, then the block's next tile, `gridDim.x` further on
+    warp    (group, split): ROWS rows, and of each every SPLITS-th piece of 32 lanes * 16 bytes (512 bytes, 4 cache lines)
+    lane    16 bytes of ROWS rows and of UNROLL pieces at a time: ROWS * UNROLL loads in flight; one load of x serves ROWS rows
+
+What the draft of this kernel lost, it lost at the ends, so:
+    - the first weights are asked for before the norm begins, and the next tile's before this tile's sums are taken;
+    - bias, scale and residual are read before the loop, by the lane that will want them after it;
+    - a block that has asked for its last weights fetches its share of the next launch's into L2 (job.py, `ahead`), so
+      that memory works on while the grid ends and the next one starts.
+
+K must be a multiple of 16 bytes; a lane beyond the row's end reads its last 16 bytes again, against an x of zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from l1_kernels import groups, ptx
+from l1_kernels.cuda_api import cuda
+from l1_kernels.sbi_gemm.job import PER_LOAD, Job, make_fetch_ahead, make_row_of, make_write, signature
+from l1_kernels.sbi_gemm.prologue import make_norm
+from l1_kernels.sbi_gemm.words import ZEROS4, ZEROS8, make_load_x, make_unpack
+
+ZERO, ONE = np.float32(0), np.float32(1)
+reduce_sum, lane_index, warp_index = groups.reduce_sum, groups.lane, groups.warp
+
+
+@dataclass(frozen=True, slots=True)
+class Wide:
+    """rows (a warp; even for a gated job), splits (warps that share a row), groups (of such warps in a block), unroll;
+    blocks: on one multiprocessor, over which the tiles are dealt (0: a block a tile)."""
+
+    rows: int = 2
+    splits: int = 1
+    groups: int = 4
+    unroll: int = 2
+    blocks: int = 0
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.splits * self.groups
+
+    @property
+    def tile(self) -> int:
+        """Rows of w in a tile."""
+        return self.rows * self.groups
+
+    def shared_bytes(self, job: Job, num_tokens: int, size: int) -> int:
+        """Dynamic shared memory: the normalised x."""
+        return size * (4 if job.dtype == "fp32" else 2) if job.norm else 0
+
+
+@cache
+def make_dot(dtype: str) -> Callable[..., Any]:
+    """dot(words of w, numbers of x, sum) -> the sum, 16 bytes of weights further."""
+    if dtype == "fp32":
+
+        @cuda.jit(device=True, forceinline=True)
+        def dot(w, x, total):
+            return total + ((w[0] * x[0] + w[1] * x[1]) + (w[2] * x[2] + w[3] * x[3]))
+
+    else:
+        unpack = make_unpack(dtype)
+
+        @cuda.jit(device=True, forceinline=True)
+        def dot(words, x, total):
+            w = unpack(words)
+            low = (w[0] * x[0] + w[1] * x[1]) + (w[2] * x[2] + w[3] * x[3])
+            return total + (low + ((w[4] * x[4] + w[5] * x[5]) + (w[6] * x[6] + w[7] * x[7])))
+
+    return dot
+
+
+@cache
+def make_load_shared(dtype: str) -> Callable[..., Any]:
+    """load_shared(shared, k, inside): the numbers of x at k that the norm left; zeros where not `inside`."""
+    if dtype == "fp32":
+
+        @cuda.jit(device=True, forceinline=True)
+        def load_shared(shared, k, inside):
+            return (shared[k], shared[k + 1], shared[k + 2], shared[k + 3]) if inside else ZEROS4
+
+    else:
+        unpack = make_unpack(dtype)
+
+        @cuda.jit(device=True, forceinline=True)
+        def load_shared(shared, k, inside):
+            return unpack(ptx.load16_shared(shared, k >> 1)) if inside else ZEROS8
+
+    return load_shared
+
+
+@cache
+def make_wide(job: Job, plan: Wide) -> Callable[..., Any]:
+    """kernel(*signature(job))[blocks, plan.threads, stream, plan.shared_bytes(...)] for fp32, fp16 and bf16 weights."""
+    rows, splits, num_groups, unroll, tile_rows = plan.rows, plan.splits, plan.groups, plan.unroll, plan.tile
+    per = PER_LOAD[job.dtype]
+    hop = 32 * per * splits  # from a lane's piece to its next one
+    step = hop * unroll
+    held = rows * unroll * 4
+    parts_size = 2 * splits * tile_rows
+    word = types.float32 if job.dtype == "fp32" else types.uint32
+    is_pair, is_inner, has_norm, split = job.pair == "rows", job.pair == "inner", job.norm is not None, splits > 1
+    segments = 2 if is_inner else 1
+    load_w = ptx.load16_floats if job.dtype == "fp32" else ptx.load16_stream
+    dot, load_x, load_shared = make_dot(job.dtype), make_load_x(job.dtype, job.carried), make_load_shared(job.dtype)
+    norm = make_norm(job.norm or "rmsnorm", job.dtype, True)
+    fetch_ahead = make_fetch_ahead(job.dtype)
+    row_of, row_of_first = make_row_of(job.gated, 1), make_row_of(job.gated and job.pair != "rows", 1)
+    write_first, write_second = make_write(job, False), make_write(job, True)
+    gated_first, gated_second = job.gated and not is_pair, job.gated
+
+    @cuda.jit(device=True, forceinline=True)
+    def fetch(held_words, w, first_slot, second, k, size):
+        """The warp's next ROWS * UNROLL loads."""
+        num_rows = w.shape[0]
+        for r in range(rows):
+            slot = first_slot + r
+            row = row_of(slot, num_rows) if second else row_of_first(slot, num_rows)
+            base = np.int64(min(row, num_rows - 1)) * size
+            for u in range(unroll):
+                v = load_w(w, base + min(k + u * hop, size - per))
+                at = (u * rows + r) * 4
+                held_words[at], held_words[at + 1], held_words[at + 2], held_words[at + 3] = v[0], v[1], v[2], v[3]
+
+    @cuda.jit(launch_bounds=(plan.threads, 1))
+    def wide(
+        x, xb, gain, shift, has_shift, gain_b, shift_b, has_shift_b, eps, eps_b, w, scale, bias, has_bias, y,
+        wb, scale_b, bias_b, has_bias_b, yb, blocks_a, ahead, ahead_width,
+    ):  # fmt: skip
+        parts = cuda.shared.array(parts_size, types.float32)
+        shared = cuda.shared.array(0, word)
+        words = cuda.local.array(held, word)
+        sums = cuda.local.array(rows, types.float32)
+        lane, warp = lane_index(), warp_index()
+        group = warp // splits
+        first_k = ((warp - group * splits) * 32 + lane) * per
+        second = False
+        block, stride = cuda.blockIdx.x, cuda.gridDim.x
+        if is_pair:
+            second = block >= blocks_a
+            if second:
+                block -= blocks_a
+                stride -= blocks_a
+                w, bias, has_bias = wb, bias_b, has_bias_b
+                gain, shift, has_shift, eps = gain_b, shift_b, has_shift_b, eps_b
+            else:
+                stride = blocks_a
+        num_rows, size = w.shape
+        num_tiles = (num_rows + tile_rows - 1) // tile_rows
+        if block < num_tiles:
+            fetch(words, w, block * tile_rows + group * rows, second, first_k, size)
+        if has_norm:
+            norm(x, gain, shift, has_shift, eps, shared, 0)
+        parity = 0
+        for tile in range(block, num_tiles, stride):
+            slot = tile * tile_rows + group * rows + lane  # lane r < ROWS ends the row of slot r
+            mine = row_of(slot, num_rows) if second else row_of_first(slot, num_rows)
+            ends = lane < rows and warp == group * splits and slot < num_rows
+            added = ZERO
+            if ends:
+                if has_bias:
+                    added = bias[mine]
+                if is_inner and has_bias_b:
+                    added += bias_b[mine]
+            for r in range(rows):
+                sums[r] = ZERO
+            for segment in range(segments):
+                k = first_k
+                if is_inner and segment == 1:
+                    size = wb.shape[1]
+                    fetch(words, wb, tile * tile_rows + group * rows, second, k, size)
+                while True:
+                    for u in range(unroll):
+                        at = k + u * hop
+                        if has_norm:
+                            numbers = load_shared(shared, at, at < size)
+                        elif is_inner and segment == 1:
+                            numbers = load_x(xb, at, at < size)
+                        else:
+                            numbers = load_x(x, at, at < size)
+                        for r in range(rows):
+                            i = (u * rows + r) * 4
+                            sums[r] = dot((words[i], words[i + 1], words[i + 2], words[i + 3]), numbers, sums[r])
+                    k += step
+                    if k - first_k >= size:
+                        break
+                    fetch(words, wb if is_inner and segment == 1 else w, tile * tile_rows + group * rows, second, k, size)
+            if is_inner:
+                size = w.shape[1]
+            if tile + stride < num_tiles:
+                fetch(words, w, (tile + stride) * tile_rows + group * rows, second, first_k, size)
+            else:
+                fetch_ahead(ahead, ahead_width)
+            total = ZERO
+            for r in range(rows):
+                whole = reduce_sum(sums[r])
+                if lane == r:
+                    total = whole
+            if split:
+                base = (parity * num_groups + group) * splits * rows
+                if lane < rows:
+                    parts[base + (warp - group * splits) * rows + lane] = total
+                cuda.syncthreads()  # one a tile: the next tile's parts go to the other half
+                if lane < rows and warp == group * splits:
+                    total = ZERO
+                    for s in range(splits):
+                        total += parts[base + s * rows + lane]
+                parity = 1 - parity
+            if warp == group * splits:
+                total += added
+                if is_pair and second:
+                    up = groups.shfl_down(total, 1)
+                    if ends and not (gated_second and (lane & 1)):
+                        write_second(yb, 0, mine, total, up)
+                else:
+                    up = groups.shfl_down(total, 1)
+                    if ends and not (gated_first and (lane & 1)):
+                        write_first(y, 0, mine, total, up)
+
+    return wide
+
+
+def variants() -> Iterator[tuple[str, Callable[..., Any], tuple[types.Type, ...]]]:
+    for name, job in example_jobs(("fp32", "fp16", "bf16")):
+        plan = Wide(2, 2, 4, 2)
+        yield f"wide_{name}", make_wide(job, plan), signature(job)
+    yield "wide_fp16_4_rows", make_wide(Job("fp16", norm="layernorm"), Wide(4, 1, 8, 2)), signature(Job("fp16", norm="layernorm"))
+
+
+def example_jobs(dtypes: tuple[str, ...]) -> Iterator[tuple[str, Job]]:
+    """One job for each region of a layer, so that all prologues and epilogues are compiled."""
+    for dtype in dtypes:
+        yield f"{dtype}_norm", Job(dtype, norm="layernorm")
+        yield f"{dtype}_norm_activation", Job(dtype, norm="layernorm", activation="gelu_new", carries=True)
+        yield f"{dtype}_norm_gated", Job(dtype, norm="rmsnorm", activation="silu", gated=True, carries=True)
+        yield f"{dtype}_add", Job(dtype, carried=True, add=True)
+        yield f"{dtype}_plain", Job(dtype)
+        yield f"{dtype}_pair", Job(dtype, norm="layernorm", activation="gelu", carries=True, pair="rows")
+        yield f"{dtype}_inner", Job(dtype, carried=True, add=True, pair="inner")
