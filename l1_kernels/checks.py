@@ -85,3 +85,9 @@ def cache(qkv: Array, num_heads: int, cache_k: Array, cache_v: Array, dtype: str
 def known(value: str, name: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         reject(name, "one of " + ", ".join(choices), repr(value))
+
+
+def is_aligned(x: Array, size: int = 16) -> bool:
+    """Does a device array lie at a multiple of `size` bytes?"""
+    pointer = x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr
+    return pointer % size == 0

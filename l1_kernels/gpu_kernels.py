@@ -9,7 +9,10 @@ import numpy as np
 
 from l1_kernels import checks
 from l1_kernels.activation import gpu as activation
-from l1_kernels.attention import gpu as attend
+from l1_kernels.attention import decode as decode_attention
+from l1_kernels.attention import gpu as simple_attention
+from l1_kernels.attention import prompt as prompt_attention
+from l1_kernels.attention.pick import pick as pick_attention
 from l1_kernels.checks import FLOAT32, INT32
 from l1_kernels.elementwise import gpu as elementwise
 from l1_kernels.embedding import gpu as embedding
@@ -54,6 +57,7 @@ class GpuKernels:
         self._stream = stream or (lambda: 0)
         self._gemm = gemm
         self._absent: Array | None = None
+        self._counts: dict[Any, Array] = {}  # by stream
         self.launches = 0  # from Python, so far
 
     def embed(self, table: Weight, ids: Array, first: int = 0) -> Array:
@@ -194,14 +198,52 @@ class GpuKernels:
             checks.array(slopes, "slopes", FLOAT32, (num_heads,))
         if window < 0:
             checks.reject("window", "0 (the whole context) or positive", window)
-        if head_dim > attend.MAX_HEAD_DIM:
-            checks.reject("qkv", f"of a head dimension up to {attend.MAX_HEAD_DIM}", checks.describe(qkv))
+        if head_dim > simple_attention.MAX_HEAD_DIM:
+            checks.reject("qkv", f"of a head dimension up to {simple_attention.MAX_HEAD_DIM}", checks.describe(qkv))
         out = self._empty((num_tokens, num_heads * head_dim), np.float32)
-        self._launch(
-            attend.make_attention(dtype, attend.lanes_share(head_dim)), (num_tokens, num_heads), attend.WARPS * 32,
-            qkv, num_heads, cache_k, cache_v, rows, ends, window, np.float32(scale), self._or_absent(slopes), slopes is not None, out,
-        )  # fmt: skip
+        kind = pick_attention(dtype, num_tokens, cache_k.shape[0], head_dim, checks.is_aligned(cache_k) and checks.is_aligned(cache_v))
+        self.attend(kind, qkv, num_heads, cache_k, cache_v, dtype, rows, ends, window, scale, slopes, out)
         return out
+
+    def attend(
+        self, kind: str, qkv: Array, num_heads: int, cache_k: Array, cache_v: Array, dtype: str, rows: Array, ends: Array,
+        window: int, scale: float, slopes: Array | None, out: Array,
+    ) -> None:  # fmt: skip
+        """attention, unchecked, by the kernel that `kind` names: "simple", "decode" or "prompt" (attention/{gpu,decode,prompt}.py)."""
+        num_tokens, _, head_dim = qkv.shape
+        num_kv_heads, places = cache_k.shape[1:3]
+        group = num_heads // num_kv_heads
+        alibi = self._or_absent(slopes), slopes is not None
+        if kind == "simple":
+            kernel = simple_attention.make_attention(dtype, simple_attention.lanes_share(head_dim))
+            self._launch(
+                kernel, (num_tokens, num_heads), simple_attention.WARPS * 32,
+                qkv, num_heads, cache_k, cache_v, rows, ends, window, np.float32(scale), *alibi, out,
+            )  # fmt: skip
+        elif kind == "prompt":
+            warps = prompt_attention.warps_a_block(num_tokens, num_heads, head_dim)
+            self._launch(
+                prompt_attention.make_prompt(dtype, head_dim, warps), (ceil_div(num_tokens, 16 * warps), num_heads), warps * 32,
+                qkv, group, cache_k, cache_v, rows, ends, window, np.float32(scale), *alibi, out,
+            )  # fmt: skip
+        else:
+            lanes, heads = decode_attention.lanes_a_key(head_dim), decode_attention.heads_a_block(group)
+            blocks = num_kv_heads * ceil_div(group, heads)  # a token
+            bits = decode_attention.split_bits(num_tokens * blocks, places, decode_attention.keys_a_step(dtype, lanes, heads))
+            work = self._empty((decode_attention.work_size(num_tokens * blocks, bits, heads, head_dim),), np.float32)
+            self._launch(
+                decode_attention.make_decode(dtype, lanes, heads), (num_tokens, blocks, 1 << bits), decode_attention.WARPS * 32,
+                qkv, group, cache_k, cache_v, rows, ends, window, np.float32(scale), *alibi, bits, work, self._zero_counts(), out,
+            )  # fmt: skip
+
+    def _zero_counts(self) -> Array:
+        """int32 zeros for kernels that count their blocks and set the counts back: one array a stream, whose launches follow
+        each other. A graph's were made on a stream of its own, so it has its own."""
+        stream = self._stream()
+        if stream not in self._counts:
+            self._counts[stream] = self._empty((decode_attention.BLOCKS,), np.int32)
+            self._counts[stream].fill(0)
+        return self._counts[stream]
 
     def route(self, logits: Array, top_k: int, softmax_first: bool, renormalise: bool) -> tuple[Array, Array]:
         checks.ranked(logits, "logits", FLOAT32, 2)
@@ -220,6 +262,26 @@ class GpuKernels:
             sampling.make_greedy(), logits.shape[0], block,
             logits, slots.tokens, slots.positions, slots.ends, slots.last, slots.turns, slots.ring,
         )  # fmt: skip
+
+    def widen(self, x: Array, dtype: str) -> Array:
+        """x in the carrier of `dtype` ("fp16", "bf16") -> float32."""
+        y = self._empty(x.shape, np.float32)
+        self._launch_flat(elementwise.make_widen(dtype), x.size, x.reshape(-1), y.reshape(-1))
+        return y
+
+    def new(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """An uninitialised array of the device."""
+        return self._empty(shape, dtype)
+
+    def or_absent(self, array: Array | None) -> Array:
+        """For a fixed argument list: an array, or one number that nobody reads."""
+        return self._or_absent(array)
+
+    def launch(self, kernel: Any, grid: int | tuple[int, ...], block: int, shared_bytes: int, *arguments: Any) -> None:
+        """A kernel with dynamic shared memory, on the current stream."""
+        if np.all(grid):
+            self.launches += 1
+            kernel[grid, block, self._stream(), shared_bytes](*arguments)
 
     def _launch(self, kernel: Any, grid: int | tuple[int, ...], block: int | tuple[int, ...], *arguments: Any) -> None:
         """On the current stream; an empty grid, which CUDA refuses, has nothing to do."""

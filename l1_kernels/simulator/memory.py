@@ -44,8 +44,9 @@ class shared:  # noqa: N801 (the name that kernels use)
     """cuda.shared"""
 
     @staticmethod
-    def array(shape: Any, dtype: Any) -> np.ndarray:
-        """One array for the block, the same at the same line of the kernel; shape 0 is the launch's dynamic memory."""
+    def array(shape: Any, dtype: Any, alignment: int | None = None) -> np.ndarray:
+        """One array for the block, the same at the same line of the kernel; shape 0 is the launch's dynamic memory.
+        All start at a multiple of 16, as NumPy's do; a GPU's do so only where `alignment`, 16, asks for it."""
         launch = running()
         thread: Thread = launch.current
         block = thread.block
