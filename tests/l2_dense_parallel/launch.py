@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -50,7 +51,10 @@ def environment(**changes: str) -> dict[str, str]:
 
 def start(command: list[str], env: dict[str, str], limit: float) -> Ended:
     began = time.monotonic()
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit)
+    def heed_interrupts() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job, which CI may be, is started to ignore them
+
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit, preexec_fn=heed_interrupts)
     return Ended(done.returncode, done.stdout, done.stderr, time.monotonic() - began)
 
 
