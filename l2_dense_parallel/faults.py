@@ -34,6 +34,8 @@ def run(main: Callable[[World], int | None]) -> NoReturn:
     """Call main(world) and end the process. `main` calls `world.start()` once its arguments are read.
 
     Sets the number of threads before anything heavy is imported: the caller imports NumPy inside `main`."""
+    if sys.stderr is None:  # closed by who started us: errors have nowhere to go but the exit status
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (it lives as long as the process)
     world = World(launch := read_launch())
     thread_plan(launch)
     yield_when_crowded(launch)
@@ -44,7 +46,8 @@ def run(main: Callable[[World], int | None]) -> NoReturn:
             status = main(world) or 0
         except SystemExit as leaving:
             status, deliberate = _exit_code(leaving), True
-        sys.stdout.flush()  # a BrokenPipeError shows here at the latest
+        if sys.stdout is not None:
+            sys.stdout.flush()  # a BrokenPipeError shows here at the latest
         _leave(world, status, deliberate)
     except BaseException as error:
         _fail(world, error)

@@ -27,13 +27,17 @@ def command_line(world: World, arguments: list[str], program: str = "strata") ->
     """program: the console script whose commands these are (models/cli/app.py)."""
     if world.rank:  # one rank speaks; errors have their own way (faults.py)
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (it lives as long as the process)
+    if sys.stdout is None:
+        raise UserError("standard output is closed; leave it open, or send it to /dev/null")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # text is text, on a terminal of any encoding
 
     from l1_kernels.device import prepare
+    from l1_kernels.kernel_cache import ensure_kernel_cache
 
     prepare(requested_device(arguments))
+    ensure_kernel_cache()
     from models.cli.app import application
 
     command = application(world, program)(args=arguments or ["--help"], prog_name=program, standalone_mode=False)

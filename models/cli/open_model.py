@@ -7,16 +7,15 @@ command can refuse wrong input before anything big happens. `OpenModel.load` the
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from l1_kernels.device import Device, cuda_problem, open_device
 from l1_kernels.errors import UserError
+from l1_kernels.kernel_cache import kernel_cache
 from l2_dense_parallel.collectives import Collective, open_collective
 from l2_dense_parallel.gpus import choose_gpus
 from l2_dense_parallel.mesh import Mesh, build_mesh, choose_shape
@@ -31,6 +30,7 @@ from models.decode_graph import Decoder
 from models.find import find_model
 from models.loading import Checkpoint, open_checkpoint
 from models.runner import Runner
+from models.sampling import Sampling
 from models.tokenizer import Tokenizer, tokenizer_of
 
 
@@ -73,16 +73,16 @@ class OpenModel:
             found += [*self.tokenizer.eos_ids, *(chat_end_ids(self.tokenizer) if chat else ())]
         return tuple(dict.fromkeys(found))
 
-    def decoder(self, cache_size: tuple[int, int]) -> Decoder | None:
+    def decoder(self, cache_size: tuple[int, int], sampling: Sampling | None = None) -> Decoder | None:
         """What replays decode steps as graphs over a cache of (rows, context), or None: by --graph, else on a GPU, where the
-        model allows it. Says so where it was asked for and cannot be, and under --verbose."""
+        model allows it. Says so where it was asked for and cannot be, and under --verbose. sampling: the steps', default the likeliest."""
         if not (self.device.name == "cuda" if self.graph is None else self.graph):
             return None
         problem = self.runner.graph_problem()
         if self.speaks and (self.verbose or (self.graph and problem)):
             line = "each step is one replay of a graph" if problem is None else f"steps run without a graph: {problem}"
             print(line, file=sys.stderr, flush=True)
-        return Decoder(self.runner, self.runner.new_cache(*cache_size)) if problem is None else None
+        return Decoder(self.runner, self.runner.new_cache(*cache_size), sampling) if problem is None else None
 
     def load(self) -> None:
         """Read this rank's share of the weights onto the device. UserError (on all ranks) where the checkpoint is not whole."""
@@ -173,7 +173,5 @@ def kernels_are_cold(device: Device) -> bool:
     """Whether the first step will compile: on a CPU, no compiled kernel lies in numba's cache; on a GPU, always."""
     if device.name != "cpu":
         return device.name == "cuda"
-    asked, package = os.environ.get("NUMBA_CACHE_DIR"), Path(sys.modules["l1_kernels"].__path__[0])
-    users = Path.home() / ".cache" / "numba"  # where numba turns to if the package's folder cannot be written
-    folder = Path(asked) if asked else package if os.access(package, os.W_OK) else users
-    return next(folder.rglob("*.nbi"), None) is None
+    folder = kernel_cache()
+    return folder is None or next(folder.rglob("*.nbi"), None) is None
