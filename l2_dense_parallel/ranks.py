@@ -29,7 +29,7 @@ class Launch:
         return self.size != 1
 
 
-# Who sets which variables: (launcher, size, rank, local rank, local size). The first whose size and rank are set wins;
+# Who sets which variables: (launcher, size, rank, local rank, local size). The first whose size is set wins;
 # a launcher inside a Slurm allocation sees both its own and Slurm's, so srun comes last.
 _LAUNCHERS = (
     ("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -48,8 +48,9 @@ def read_launch(environ: Mapping[str, str] = os.environ) -> Launch:
 
     for launcher, size_name, rank_name, local_rank_name, local_size_name in _LAUNCHERS:
         size, rank = number(size_name), number(rank_name)
-        if not size or rank is None:
+        if not size or (rank is None and launcher == "srun"):  # Slurm sets its size for a batch script's steps only
             continue
+        rank = rank or 0  # a size alone: MPI will say whether there are ranks
         local_size = number(local_size_name) if local_size_name else _slurm_local_size(environ)
         local_size = local_size or (size if number(local_rank_name) is None else 1)
         local_rank = number(local_rank_name)

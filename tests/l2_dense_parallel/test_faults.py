@@ -69,6 +69,7 @@ def test_a_reader_that_goes_away() -> None:
     "variables",
     [
         {"PMI_SIZE": "2", "PMI_RANK": "0"},
+        {"PMI_SIZE": "2"},
         {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"},
         {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"},
     ],

@@ -28,6 +28,8 @@ SRUN = {
         (MPICH, Launch("MPICH's mpirun", 3, 4, 1, 2)),
         ({"PMI_SIZE": "2", "PMI_RANK": "1"}, Launch("MPICH's mpirun", 1, 2, 1, 2)),
         ({"PMI_SIZE": "1", "PMI_RANK": "0"}, Launch("MPICH's mpirun", 0, 1, 0, 1)),
+        ({"PMI_SIZE": "2"}, Launch("MPICH's mpirun", 0, 2, 0, 2)),  # MPI is asked, and says that there is one
+        ({"SLURM_STEP_NUM_TASKS": "9"}, Launch()),
         (OPEN_MPI, Launch("Open MPI's mpirun", 5, 8, 1, 4)),
         (SRUN, Launch("srun", 8, 9, 0, 1)),
         ({**SRUN, "SLURM_NODEID": "1", "SLURM_LOCALID": "3", "SLURM_PROCID": "7"}, Launch("srun", 7, 9, 3, 4)),
