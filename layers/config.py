@@ -103,12 +103,14 @@ class ModelConfig:
         for name in sizes.split():
             check(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
         check(self.num_heads % self.num_kv_heads == 0, f"{self.num_heads} heads do not divide into {self.num_kv_heads} KV heads")
+        check(self.norm_eps >= 0, f"the norm's epsilon must not be negative, got {self.norm_eps}")
         check(self.norm in ("layernorm", "rmsnorm"), f"unknown norm {self.norm!r}")
         check(self.activation in ACTIVATIONS, f"unknown activation {self.activation!r} (have {', '.join(ACTIVATIONS)})")
         check(self.positions in ("learned", "rotary", "alibi"), f"unknown positions {self.positions!r}")
         check((self.positions == "rotary") == (self.rope is not None), "rotary positions and rope settings go together")
         if self.rope is not None:
             check(self.rope.kind in ROPE_KINDS, f"unknown rope scaling {self.rope.kind!r}")
+            check(self.rope.theta > 0, f"the rotary base must be positive, got {self.rope.theta}")
             check(0 < self.rope.dim <= self.head_dim and self.rope.dim % 2 == 0, f"rotary dim {self.rope.dim} of head_dim {self.head_dim}")
         for name in ("attention_scale", "windows"):
             check(len(getattr(self, name)) in (0, self.num_layers), f"{name} needs one entry a layer")

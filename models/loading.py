@@ -56,7 +56,11 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     reader = open_reader(path)
     family, fields = choose_family(reader)
     shapes = {family.plain(name): reader.shape(name) for name in reader.names()}
-    return Checkpoint(Path(path), reader, family, replace(family.config(fields, shapes), dtype=reader.own_dtype()))
+    try:
+        config = family.config(fields, shapes)
+    except UserError as error:  # ModelConfig's own checks know no file
+        raise error if str(error).startswith(fields.where) else UserError(f"{fields.where}: {error}") from None
+    return Checkpoint(Path(path), reader, family, replace(config, dtype=reader.own_dtype()))
 
 
 def describe(path: Path | str) -> ModelConfig:

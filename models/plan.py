@@ -119,7 +119,7 @@ class _Planner:
         for plain, name in self.stored.items():
             if name not in self.used and plain not in tied and not self.family.ignores(plain):
                 raise UserError(
-                    f"{self.reader.where(name)}: tensor {name} is not part of a {self.family.name} model as {self.reader.config_path.name} describes it"
+                    f"{self.reader.where(name)}: tensor {name} is not part of this {self.family.name} model as {self.reader.config_path.name} describes it"
                 )
 
 

@@ -105,8 +105,27 @@ class Fields:
             raise self.error(f"{name}={value!r} is not supported for {self.family} (only {', '.join(map(repr, allowed))})")
 
 
+# What architectures that no family here describes, and makers of variants, compute differently by: name -> values that change nothing.
+VARIATIONS: dict[str, tuple[Any, ...]] = {
+    "attn_logit_softcapping": (None,),
+    "final_logit_softcapping": (None,),
+    "attention_multiplier": (None,),
+    "embedding_multiplier": (None, 1),
+    "residual_multiplier": (None, 1),
+    "logits_scaling": (None, 1),
+    "logit_scale": (None, 1),
+    "use_qk_norm": (None, False),
+    "qk_layernorm": (None, False),
+    "use_mrope": (None, False),
+    "attention_chunk_size": (None,),
+}
+
+
 def refuse_everywhere(fields: Fields) -> None:
     """Options that no family here supports."""
+    for name, neutral in VARIATIONS.items():
+        if fields.get(name) not in neutral:
+            raise fields.error(f"{name}={fields.get(name)!r} is not supported")
     for name in ("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder"):
         fields.only(name, False, None)
     fields.only("pruned_heads", {}, None)
@@ -115,6 +134,13 @@ def refuse_everywhere(fields: Fields) -> None:
     if method is not None:
         kind = method.get("quant_method", "unknown method") if isinstance(method, dict) else method
         raise fields.error(f"quantization_config ({kind}) is not supported; give an fp32, fp16 or bf16 checkpoint and --dtype int8")
+
+
+def refuse_windows(fields: Fields) -> None:
+    """For a model whose every layer reads the whole context: `layer_types` may only say just that."""
+    kinds = fields.get("layer_types")
+    if kinds is not None and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
+        raise fields.error(f"layer_types={kinds!r} is not supported for {fields.family} here (only 'full_attention')")
 
 
 def special_tokens(fields: Fields, bos: int | None = None, eos: int | None = None, pad: int | None = None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from layers.config import ModelConfig
 from models.families.family import Family, Shapes
-from models.families.fields import Fields, special_tokens
+from models.families.fields import Fields, refuse_windows, special_tokens
 from models.families.rope import rope_settings
 from models.families.sources import Stored
 
@@ -49,6 +49,7 @@ def llama_settings(
 
 
 def config(fields: Fields, shapes: Shapes) -> ModelConfig:
+    refuse_windows(fields)
     settings = llama_settings(fields)
     settings["qkv_bias"] = settings["out_bias"] = fields.flag("attention_bias", default=False)
     settings["ffn_bias"] = fields.flag("mlp_bias", default=False)

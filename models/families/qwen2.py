@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from layers.config import ModelConfig
 from models.families.family import Family, Shapes
-from models.families.fields import Fields
+from models.families.fields import Fields, refuse_windows
 from models.families.llama import ATTENTION, ENDS, FEED_FORWARD, IGNORED, PREFIXES, llama_settings
 
 
 def sliding_windows(fields: Fields, layers: int) -> tuple[int, ...]:
     """The window of each layer: by `layer_types` where the config has them, else from `max_window_layers` up."""
     if not fields.flag("use_sliding_window", default=False):
+        refuse_windows(fields)
         return ()
     window = fields.optional_integer("sliding_window", default=4096)
     if window is None:

@@ -249,6 +249,9 @@ def test_rope_scaling_that_is_not_supported_is_refused(scaling, words):
         ({"model_type": "mistral", "layer_types": ["full_attention"]}, ["layer_types"]),
         ({"model_type": "qwen2_moe", "use_sliding_window": True}, ["use_sliding_window"]),
         ({"model_type": "qwen2", "use_sliding_window": True, "layer_types": ["chunked_attention"] * 32}, ["layer_types"]),
+        ({"model_type": "qwen2", "layer_types": ["linear_attention"] * 32}, ["layer_types", "linear_attention"]),
+        ({"model_type": "qwen3", "layer_types": ["sliding_attention"] * 32}, ["layer_types"]),  # with use_sliding_window off
+        ({"model_type": "llama", "layer_types": ["sliding_attention"] * 32}, ["layer_types"]),
         ({"model_type": "gpt_neo", "num_layers": 3}, ["attention_types", "num_layers"]),
         ({"model_type": "gpt_neo", "attention_types": [[["sparse"], 24]]}, ["attention_types"]),
         ({"model_type": "gpt_moe"}, ["moe"]),
@@ -277,12 +280,36 @@ def test_what_is_not_supported_is_refused_by_name(raw, words):
         ("is_encoder_decoder", True),
         ("pruned_heads", {"0": [1]}),
         ("quantization_config", {"quant_method": "gptq"}),
+        ("attn_logit_softcapping", 50.0),
+        ("logit_scale", 0.0625),
+        ("use_qk_norm", True),
     ],
 )
 def test_options_of_no_family_are_refused(name, value, tmp_path):
     config, tensors = case("gpt2")
     with pytest.raises(UserError, match=name):
         open_checkpoint(write(tmp_path, config | {name: value}, tensors))
+
+
+def test_options_of_no_family_that_change_nothing_are_taken(tmp_path):
+    config, tensors = case("gpt2")
+    neutral = {"attn_logit_softcapping": None, "logit_scale": 1.0, "use_qk_norm": False, "embedding_multiplier": 1}
+    assert open_checkpoint(write(tmp_path / "with", config | neutral, tensors)).config == open_checkpoint(write(tmp_path / "without", config, tensors)).config
+
+
+@pytest.mark.parametrize(
+    "name, value, words",
+    [
+        ("num_key_value_heads", 3, "4 heads do not divide into 3 KV heads"),
+        ("rope_theta", -1.0, "the rotary base must be positive, got -1.0"),
+        ("rms_norm_eps", -1.0, "epsilon must not be negative, got -1.0"),
+    ],
+)
+def test_what_the_model_description_refuses_names_the_file(name, value, words, tmp_path):
+    config, tensors = case("llama_gqa")
+    with pytest.raises(UserError, match=r"config\.json: .*" + words):
+        open_checkpoint(write(tmp_path, config | {name: value}, tensors))
+
 
 
 def test_several_end_tokens_and_those_of_generation_config(tmp_path):
