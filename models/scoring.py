@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from l1_kernels.errors import UserError
 from layers.batch import Batch
 from models.generate import Model, context_limit
 
@@ -48,6 +49,7 @@ def score(
 
     on_window  called after each window
     keep       receives each window's logits float32 [S, V], under (text, start)
+    Raises UserError where the logits are not numbers any more (a 16-bit dtype overflowed, or the checkpoint is broken).
     """
     total, count = 0.0, 0
     for window in parts:
@@ -55,6 +57,8 @@ def score(
         if keep is not None:
             keep[window.text, window.start] = logits
         losses = negative_log_likelihoods(logits, window.targets)
+        if np.isnan(losses).any():
+            raise UserError(f"the logits of text {window.text} became NaN in its tokens from {window.start}: try --dtype fp32 (or bf16)")
         total, count = total + float(losses.sum()), count + len(losses)
         if on_window is not None:
             on_window(window)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +11,7 @@ from l2_dense_parallel.world import World
 from models.cli.encoder_inputs import EncoderOptions, encode_texts, texts_from
 from models.cli.inputs import Prompt
 from models.cli.options import OUTPUT, at_least_one, flag, one_of
+from models.cli.output import json_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,7 +74,7 @@ def embed(world: World, engine: EncoderOptions, options: EmbedOptions) -> None:
     for places, part in parts:
         whole[places] = part
     if options.json:
-        sys.stdout.write(json.dumps(document(opened, whole)) + "\n")
+        sys.stdout.write(json_line(document(opened, whole)))
     else:
         show(texts, whole)
 

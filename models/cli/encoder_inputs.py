@@ -25,14 +25,14 @@ class EncoderOptions(EngineOptions):
 
 def texts_from(texts: list[str] | None, texts_file: str | None, ids_file: str | None) -> list[Prompt]:
     """The texts of exactly one of --text, --texts, --ids."""
-    given = [name for name, value in (("--text", texts), ("--texts", texts_file), ("--ids", ids_file)) if value]
+    given = [name for name, value in (("--text", texts), ("--texts", texts_file), ("--ids", ids_file)) if value not in (None, [])]
     if not given:
         raise UserError("give texts with one of --text, --texts and --ids")
     if len(given) > 1:
         raise UserError(f"{' and '.join(given)}: give one of them only")
-    if ids_file:
+    if ids_file is not None:
         return read_ids(ids_file)
-    if texts_file:
+    if texts_file is not None:
         lines = read_text(texts_file, "--texts").removeprefix("\ufeff").removesuffix("\n").split("\n")
         return [Prompt(f"{texts_file} line {number}", text=line.removesuffix("\r")) for number, line in enumerate(lines, start=1)]
     assert texts is not None

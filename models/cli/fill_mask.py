@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ from l2_dense_parallel.world import World
 from models.cli.encoder_inputs import EncoderOptions, encode_texts, texts_from
 from models.cli.inputs import Prompt
 from models.cli.options import OUTPUT, at_least_one, flag
+from models.cli.output import json_line
 
 if TYPE_CHECKING:
     from models.cli.open_model import OpenModel
@@ -69,7 +69,7 @@ def fill_mask(world: World, engine: EncoderOptions, options: FillMaskOptions) ->
     results = [result(opened, text, ids[i], found[i]) for i, text in enumerate(texts)]
     if options.json:
         document = {"model": opened.name, "device": opened.device.name, "dtype": opened.dtype, "results": results}
-        sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
+        sys.stdout.write(json_line(document))
     else:
         show(texts, results)
 

@@ -21,12 +21,12 @@ class Prompt:
 
 def prompts_from(texts: list[str], prompts_file: str | None, ids_file: str | None) -> list[Prompt]:
     """The prompts of one of --prompt, --prompts, --ids; [] where none is given. Two of them are refused."""
-    given = [name for name, value in (("--prompt", texts), ("--prompts", prompts_file), ("--ids", ids_file)) if value]
+    given = [name for name, value in (("--prompt", texts), ("--prompts", prompts_file), ("--ids", ids_file)) if value not in (None, [])]
     if len(given) > 1:
         raise UserError(f"{' and '.join(given)}: give one of them only")
-    if prompts_file:
+    if prompts_file is not None:
         return [Prompt(name, text=_prompt_of(name, value)) for name, value in _json_lines(prompts_file, "--prompts")]
-    if ids_file:
+    if ids_file is not None:
         return read_ids(ids_file)
     return [Prompt("--prompt" if len(texts) == 1 else f"--prompt {i + 1}", text=text) for i, text in enumerate(texts)]
 

@@ -11,6 +11,7 @@ from l1_kernels.errors import UserError
 from l2_dense_parallel.world import World
 from models.cli.inputs import Prompt, prompts_from
 from models.cli.options import OUTPUT, EngineOptions, flag
+from models.cli.output import json_line
 
 if TYPE_CHECKING:
     from models.cli.open_model import OpenModel
@@ -72,7 +73,7 @@ def run(world: World, engine: EngineOptions, options: RunOptions) -> None:
     results = generate(
         opened.runner, my_ids, generation, opened.tokenizer,
         on_text=(lambda _, text: show(text)) if streaming else None, indices=list(mine),
-        decoder=opened.decoder(cache_size(my_ids, generation)) if my_ids else None,
+        decoder=opened.decoder(cache_size(my_ids, generation), None if engine.check_nan else generation.sampling) if my_ids else None,
     )  # fmt: skip
     parts = opened.between_groups.gather(results)
     if parts is not None and opened.speaks:
@@ -152,7 +153,7 @@ def report(
 ) -> None:
     """Rank 0's last words: the JSON document, or what was not streamed, and the line of times."""
     if options.json:
-        show(json.dumps(document(opened, engine, prompts, results, timing), ensure_ascii=False) + "\n")
+        show(json_line(document(opened, engine, prompts, results, timing)))
         return
     if streamed:
         if opened.tokenizer is None:

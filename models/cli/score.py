@@ -30,7 +30,7 @@ INPUT = "Input"
 class ScoreOptions:
     """What to score."""
 
-    text: Annotated[str | None, flag("--text", panel=INPUT, metavar="FILE", text="one text, UTF-8 (bundled models: their validation text)")] = None
+    text: Annotated[str | None, flag("--text", panel=INPUT, metavar="FILE", text="one text, UTF-8")] = None
     ids: Annotated[str | None, flag("--ids", panel=INPUT, metavar="FILE.jsonl", text="token ids, [1, 2, 3] a line, each a text of its own")] = None
     dump_logits: Annotated[
         str | None, flag("--dump-logits", panel=OUTPUT, metavar="OUT.npz", text="logits_0, logits_1 ... float32 [S, V], one a text")
@@ -42,7 +42,7 @@ def score(world: World, engine: EngineOptions, options: ScoreOptions) -> None:
     """Mean negative log-likelihood (natural logarithm) a predicted token, and perplexity, of a text."""
     if (options.text is None) == (options.ids is None):
         raise UserError("give one of --text FILE and --ids FILE.jsonl")
-    texts = read_ids(options.ids) if options.ids else [Prompt(str(options.text), text=read_text(str(options.text), "--text"))]
+    texts = read_ids(options.ids) if options.ids is not None else [Prompt(str(options.text), text=read_text(str(options.text), "--text"))]
     from models.cli.open_model import open_model
     from models.cli.progress import progress_bar
     from models.generate import check_prompts, context_limit
@@ -58,13 +58,13 @@ def score(world: World, engine: EngineOptions, options: ScoreOptions) -> None:
     if all(len(tokens) < 2 for tokens in ids):
         raise UserError(f"{texts[0].name}: one token predicts nothing; give at least two")
     target = None
-    if options.dump_logits and opened.speaks:
-        target = WholeFile(Path(options.dump_logits))
+    if options.dump_logits is not None and opened.speaks:
+        target = WholeFile(options.dump_logits)
     with target or nullcontext():
         opened.load()
         cut = list(windows(ids, context_limit(opened.config)))
         mine = [cut[i] for i in opened.mesh.my_share(len(cut))]
-        kept: dict[tuple[int, int], np.ndarray] | None = {} if options.dump_logits else None
+        kept: dict[tuple[int, int], np.ndarray] | None = {} if options.dump_logits is not None else None
         with progress_bar("scoring", world.rank == 0, unit="windows") as progress:
             done = 0
 
@@ -95,7 +95,7 @@ def report(as_json: bool, total: float, predictions: int) -> None:
     perplexity = math.exp(mean) if mean < 700 else math.inf
     if as_json:
         # Infinity is no JSON; a model that bad has no perplexity worth a number.
-        found = {"tokens": predictions, "mean_nll": mean, "perplexity": perplexity if math.isfinite(perplexity) else None}
+        found = {"tokens": predictions, "mean_nll": mean if math.isfinite(mean) else None, "perplexity": perplexity if math.isfinite(perplexity) else None}
         sys.stdout.write(json.dumps(found) + "\n")
     else:
         sys.stdout.write(f"{predictions} predicted tokens: mean NLL {mean:.4f}, perplexity {perplexity:.3f}\n")
@@ -116,16 +116,18 @@ def save_logits(file: BinaryIO, parts: list[dict[tuple[int, int], np.ndarray]], 
 class WholeFile:
     """A file that is there only when it is complete: written beside its place under another name, then renamed."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, name: str) -> None:
         """Raises UserError where it cannot be written, before any work is done."""
-        self.path = path
+        self.path = path = Path(name).resolve()  # of a link, what it points to is replaced
         if path.is_dir():
-            raise UserError(f"--dump-logits {path}: is a folder; give a file")
+            raise UserError(f"--dump-logits {name}: is a folder; give a file")
+        if path.exists() and not path.is_file():  # renaming onto a device or a pipe would put a file in its place
+            raise UserError(f"--dump-logits {name}: is no regular file; give a file")
         try:
             handle, self._temporary = tempfile.mkstemp(prefix=path.name + ".", suffix=".part", dir=path.parent)
             self._file = os.fdopen(handle, "wb")
         except OSError as error:
-            raise UserError(f"--dump-logits {path}: cannot be written ({error.strerror})") from None
+            raise UserError(f"--dump-logits {name}: cannot be written ({error.strerror})") from None
 
     def write(self, save: Callable[[BinaryIO], None]) -> None:
         try:

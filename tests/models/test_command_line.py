@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -127,6 +128,28 @@ def test_score_of_ids_and_its_logits(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["logits.npz", "ppl.jsonl", "two.jsonl"]
 
 
+def test_dumped_logits_go_where_a_link_points(tmp_path):
+    ids, there, link = tmp_path / "ids.jsonl", tmp_path / "there.npz", tmp_path / "link.npz"
+    ids.write_text("[1, 2, 3]\n")
+    link.symlink_to(there)
+    strata("score", "--ids", str(ids), "--dump-logits", str(link))
+    assert link.is_symlink() and np.load(there)["logits_0"].shape == (3, 1024)
+
+
+def test_a_score_that_is_no_number_is_refused(tmp_path):
+    from safetensors.numpy import load_file, save_file
+
+    model, ids, dump = tmp_path / "model", tmp_path / "ids.jsonl", tmp_path / "out.npz"
+    shutil.copytree(CASE, model)
+    ids.write_text("[1, 2, 3]\n")
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.norm.weight"][0] = np.nan
+    save_file(tensors, model / "model.safetensors")
+    with pytest.raises(UserError, match="the logits of text 0 became NaN in its tokens from 0"):
+        strata("score", "--json", "--model", str(model), "--ids", str(ids), "--dump-logits", str(dump))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["ids.jsonl", "model"]
+
+
 def test_score_of_text_is_cut_into_windows(tmp_path):
     text = (TESTS.parent / "models/bundled/shakespeare/validation.txt").read_text(encoding="utf-8")[:3000]
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
@@ -192,6 +215,7 @@ def files(tmp_path):
     (tmp_path / "full.jsonl").write_text(json.dumps([1] * 256) + "\n")
     (tmp_path / "one.jsonl").write_text("[1]\n")
     (tmp_path / "bad.txt").write_bytes(b"good\ngood\n\xc3(")
+    os.mkfifo(tmp_path / "pipe")
     return tmp_path
 
 
@@ -245,6 +269,12 @@ def files(tmp_path):
         ("score --ids outside.jsonl", "token id 1024 is outside"),
         ("score --ids full.jsonl --dump-logits no/such/folder.npz", "--dump-logits no/such/folder.npz: cannot be written"),
         ("score --ids full.jsonl --dump-logits .", "is a folder"),
+        ("score --ids full.jsonl --dump-logits=", "is a folder"),
+        ("score --ids full.jsonl --dump-logits pipe", "--dump-logits pipe: is no regular file"),
+        ("score --ids full.jsonl --dump-logits /dev/null", "--dump-logits /dev/null: is no regular file"),
+        ("run --ids=", "--ids : cannot be read"),
+        ("run --prompts=", "--prompts : cannot be read"),
+        ("score --ids=", "--ids : cannot be read"),
         ("bench --prompt-length 0", "--prompt-length must be at least 1"),
         ("bench --prompt-length 300", "--prompt-length: 300 tokens are more than"),
     ],
@@ -281,6 +311,24 @@ def test_a_reader_that_leaves_and_a_disk_that_is_full():
     done = subprocess.run(f"{sys.executable} -m models.gpt run | head -n 1; exit ${{PIPESTATUS[0]}}", shell=True, executable="/bin/bash",
                           capture_output=True, text=True, cwd=TESTS.parent, timeout=120)  # fmt: skip
     assert done.returncode == 141 and done.stderr == "" and done.stdout.count("\n") == 1
+
+
+def test_streams_that_are_closed():
+    def ended(redirection: str) -> subprocess.CompletedProcess[str]:
+        command = f"{sys.executable} -m models.gpt run -n 2 {redirection}"
+        return subprocess.run(command, shell=True, capture_output=True, text=True, cwd=TESTS.parent, timeout=120)
+
+    done = ended(">&-")
+    assert done.returncode == 2 and done.stderr == "error: standard output is closed; leave it open, or send it to /dev/null\n"
+    done = ended("2>&-")
+    assert done.returncode == 0 and "KING RICHARD:\nWhat," in done.stdout
+
+
+def test_json_stays_json_where_the_output_is_not_utf8():
+    command = [sys.executable, "-m", "models.gpt", "run", "--json", "-n", "1", "--prompt", "é 你"]
+    environ = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(command, capture_output=True, timeout=120, env=environ, cwd=TESTS.parent)
+    assert done.returncode == 0 and json.loads(done.stdout.decode("ascii"))["results"][0]["prompt"] == "é 你"
 
 
 def test_only_the_text_is_json_on_standard_output():
