@@ -20,7 +20,7 @@ from l1_kernels.norm import reference as span
 from l1_kernels.rotary import cpu as rotate
 from l1_kernels.routing import cpu as routing
 from l1_kernels.sampling import reference as sampling
-from l1_kernels.sampling.slots import Slots
+from l1_kernels.sampling.slots import Draw, Slots, check_draw
 from l1_kernels.sampling.slots import check as check_slots
 from l1_kernels.weight import Array, Weight
 
@@ -157,3 +157,8 @@ class CpuKernels:
     def greedy(self, logits: Array, slots: Slots) -> None:
         check_slots(logits, slots)
         sampling.greedy(logits, slots)
+
+    def sample(self, logits: Array, slots: Slots, draw: Draw) -> None:
+        check_slots(logits, slots)
+        check_draw(logits, draw)
+        sampling.sample(logits, slots, draw)

@@ -22,7 +22,8 @@ from l1_kernels.norm import gpu as norm
 from l1_kernels.rotary import gpu as rotate
 from l1_kernels.routing import gpu as routing
 from l1_kernels.sampling import gpu as sampling
-from l1_kernels.sampling.slots import Slots
+from l1_kernels.sampling import gpu_draw as drawing
+from l1_kernels.sampling.slots import Draw, Slots, check_draw
 from l1_kernels.sampling.slots import check as check_slots
 from l1_kernels.weight import CARRIER, Array, Weight
 
@@ -261,6 +262,17 @@ class GpuKernels:
         self._launch(
             sampling.make_greedy(), logits.shape[0], block,
             logits, slots.tokens, slots.positions, slots.ends, slots.last, slots.turns, slots.ring,
+        )  # fmt: skip
+
+    def sample(self, logits: Array, slots: Slots, draw: Draw) -> None:
+        check_slots(logits, slots)
+        check_draw(logits, draw)
+        block = min(drawing.MAX_THREADS, ceil_div(logits.shape[1], 32) * 32)
+        self._launch(
+            drawing.make_sample(), logits.shape[0], block, logits, logits.view(np.int32),
+            np.float64(draw.temperature), np.int64(draw.top_k), np.float64(draw.top_p), np.float64(draw.penalty), np.uint64(draw.seed),
+            draw.prompts, draw.steps, draw.seen,
+            slots.tokens, slots.positions, slots.ends, slots.last, slots.turns, slots.ring,
         )  # fmt: skip
 
     def widen(self, x: Array, dtype: str) -> Array:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from l1_kernels.sampling.slots import Slots
+from l1_kernels.sampling.slots import Draw, Slots
 from l1_kernels.weight import Array, Weight
 
 
@@ -90,4 +90,9 @@ class Kernels(Protocol):
     def greedy(self, logits: Array, slots: Slots) -> None:
         """The largest of logits [B, V], of equals the lowest id, becomes each slot's token; the slots move on
         (l1_kernels/sampling/slots.py)."""
+        ...
+
+    def sample(self, logits: Array, slots: Slots, draw: Draw) -> None:
+        """As greedy, but drawn as `draw` says, and the draw's steps and seen tokens move on too. The penalty may change logits
+        in place."""
         ...

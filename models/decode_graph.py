@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from l1_kernels.sampling.slots import Draw
 from layers.decode import RING, DecodeState, bucket
+from models.sampling import Sampling
 
 if TYPE_CHECKING:
     from layers.kv_cache import KVCache
@@ -25,11 +27,17 @@ if TYPE_CHECKING:
 
 
 class DecodeGraph:
-    """The step of one bucket: from its slots to logits [B, V] and the slots' next tokens, the likeliest."""
+    """The step of one bucket: from its slots to logits [B, V] and the slots' next tokens, chosen by `sampling`."""
 
-    def __init__(self, runner: Runner, cache: KVCache, size: int) -> None:
+    def __init__(self, runner: Runner, cache: KVCache, size: int, sampling: Sampling) -> None:
         self._runner, self._cache = runner, cache
-        self.state = DecodeState(runner.device, size, cache.num_rows, runner.limit(cache))
+        self.state = state = DecodeState(
+            runner.device, size, cache.num_rows, runner.limit(cache), 0 if sampling.repetition_penalty == 1.0 else runner.config.vocab_size
+        )
+        self._draw: Draw | None = None
+        if not sampling.greedy:
+            numbers = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.repetition_penalty, sampling.seed)
+            self._draw = Draw(*numbers, state.prompts, state.steps, state.seen)
         self._events = [runner.device.event() for _ in range(RING)]
         self._graph: Any = None
         self._logits: Any = None
@@ -41,7 +49,11 @@ class DecodeGraph:
 
     def _step(self) -> Any:
         logits = self._runner.decode(self.state.slots, self._cache)
-        self._runner.device.kernels.greedy(logits, self.state.slots)
+        kernels = self._runner.device.kernels
+        if self._draw is None:
+            kernels.greedy(logits, self.state.slots)
+        else:
+            kernels.sample(logits, self.state.slots, self._draw)
         return logits
 
     def replay(self, turn: int) -> None:
@@ -61,9 +73,10 @@ class DecodeGraph:
 class Decoder:
     """The decode steps of one cache. `recording_s`: seconds that went into recording graphs."""
 
-    def __init__(self, runner: Runner, cache: KVCache) -> None:
-        """Ask runner.graph_problem() first."""
+    def __init__(self, runner: Runner, cache: KVCache, sampling: Sampling | None = None) -> None:
+        """Ask runner.graph_problem() first. sampling: how a step chooses tokens (default: the likeliest)."""
         self.runner, self.cache = runner, cache
+        self.sampling = sampling or Sampling()
         self.recording_s = 0.0
         self.failure: str | None = None  # why recording failed; then steps must run without a graph
         self._graphs: dict[int, DecodeGraph] = {}
@@ -72,14 +85,17 @@ class Decoder:
         self._lengths = np.zeros(0, np.int32)
         self._turn = 0
 
-    def begin(self, tokens: Sequence[int], rows: Sequence[int], positions: Sequence[int]) -> bool:
-        """Steps of these sequences follow, the first of which reads these tokens at these places. False, with a warning on
+    def begin(
+        self, tokens: Sequence[int], rows: Sequence[int], positions: Sequence[int],
+        prompts: Sequence[int] = (), steps: Sequence[int] = (), seen: Sequence[Sequence[int]] = (),
+    ) -> bool:  # fmt: skip
+        """Steps of these sequences follow, the first of which reads these tokens at these places (`DecodeState.fill`). False, with a warning on
         rank 0's standard error, where the step cannot be recorded."""
         if self.failure is None:
             self._graph = self._recorded(tokens, rows, positions)
         if self.failure is not None or self._graph is None:
             return False
-        self._graph.state.fill(tokens, rows, positions)
+        self._graph.state.fill(tokens, rows, positions, prompts, steps, seen)
         self._rows, self._lengths, self._turn = np.asarray(rows), np.asarray(positions), 0
         return True
 
@@ -88,7 +104,7 @@ class Decoder:
         if size in self._graphs:
             return self._graphs[size]
         start = time.perf_counter()
-        failure, graph = None, DecodeGraph(self.runner, self.cache, size)
+        failure, graph = None, DecodeGraph(self.runner, self.cache, size, self.sampling)
         graph.state.fill(tokens, rows, positions)
         try:
             graph.record()
@@ -122,7 +138,7 @@ class Decoder:
         return tokens
 
     def logits(self) -> np.ndarray:
-        """float32 [n, V] of the last step launched, on the host."""
+        """float32 [n, V] of the last step launched, on the host (with the penalty in them, where sampling has one)."""
         assert self._graph is not None
         return self._graph.logits()[: len(self._rows)]
 

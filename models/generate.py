@@ -164,7 +164,7 @@ def generate(
         starting = []
         while waiting and free_rows:
             starting.append(_Sequence(waiting.popleft(), _text_stream(options, tokenizer), free_rows.pop()))
-        if not starting and decoder is not None and decoder.begin(*_last_tokens(running)):
+        if not starting and decoder is not None and decoder.begin(*_last_tokens(running), *_history(running)):
             steps = _replayed_steps(runner, decoder, running, options)
         else:
             steps = _one_step(runner, cache, running, starting, options)
@@ -201,7 +201,9 @@ def _replayed_steps(runner: Model, decoder: Decoder, running: list[_Sequence], o
     def none_ended() -> bool:
         return not any(result.finish_reason for result in results)
 
-    if not options.sampling.greedy or options.check_nan:  # chosen on the host
+    if options.check_nan or options.sampling != decoder.sampling:  # chosen on the host
+        if not decoder.sampling.greedy:
+            raise ValueError("decoder: must choose as the options say, or the likeliest token")
         while none_ended():
             decoder.launch()
             tokens = _choose(runner, decoder.logits(), running, options)
@@ -240,6 +242,12 @@ def _next_batch(running: list[_Sequence], starting: list[_Sequence]) -> Batch:
 def _last_tokens(running: list[_Sequence]) -> tuple[list[int], list[int], list[int]]:
     """(tokens, rows, positions) of the tokens that the next step reads."""
     return [s.result.token_ids[-1] for s in running], [s.row for s in running], [s.length - 1 for s in running]
+
+
+def _history(running: list[_Sequence]) -> tuple[list[int], list[int], list[list[int]]]:
+    """What the choice of the next tokens depends on beside the logits: each prompt's number, its step, and the ids so far."""
+    results = [sequence.result for sequence in running]
+    return [r.index for r in results], [len(r.token_ids) for r in results], [r.prompt_ids + r.token_ids for r in results]
 
 
 def _choose(runner: Model, logits: np.ndarray, running: list[_Sequence], options: GenerateOptions) -> list[int]:

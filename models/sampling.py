@@ -1,10 +1,6 @@
 """From the logits of one position to the next token.
 
-    penalise repeated tokens -> divide by temperature -> keep the top k -> keep the smallest set of mass p -> draw
-
-Everything runs on the host in float64 from float32 logits, one sequence at a time, so a sequence's token does not
-depend on what else is in the batch. The one random number of a step comes from a counter-based stream that is
-addressed, not advanced: (seed, prompt index, step) name it (Philox4x64, Salmon et al., SC 2011).
+The arithmetic is in l1_kernels/sampling, for the host and for the GPU; here is what the user chooses by.
 """
 
 from __future__ import annotations
@@ -16,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from l1_kernels.errors import UserError
+from l1_kernels.sampling.reference import choose, penalise, top_k, top_p, uniform
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +51,9 @@ class Sampling:
         return self.temperature == 0.0 and self.repetition_penalty == 1.0
 
 
-def not_numbers(prompt: int, step: int, what: str = "no numbers") -> UserError:
+def not_numbers(prompt: int, step: int) -> UserError:
     """A 16-bit dtype overflowed, or the checkpoint is broken."""
-    return UserError(f"the logits of prompt {prompt} became {what} at new token {step}: try --dtype fp32 (or bf16)")
-
-
-def uniform(seed: int, prompt: int, step: int) -> float:
-    """The number in [0, 1) that belongs to step `step` of prompt `prompt` under `seed`."""
-    bits = np.random.Philox(key=np.array([seed, prompt], np.uint64), counter=np.array([0, 0, 0, step], np.uint64))
-    return float(np.random.Generator(bits).random())
+    return UserError(f"the logits of prompt {prompt} became NaN or infinite at new token {step}: try --dtype fp32 (or bf16)")
 
 
 def next_token(logits: np.ndarray, seen: Sequence[int], sampling: Sampling, prompt: int, step: int) -> int:
@@ -74,50 +65,11 @@ def next_token(logits: np.ndarray, seen: Sequence[int], sampling: Sampling, prom
 
     Raises UserError where the logits are not numbers any more (a 16-bit dtype overflowed, or the checkpoint is broken).
     """
-    if sampling.repetition_penalty != 1.0 and len(seen):
-        logits = penalise(logits, seen, sampling.repetition_penalty)
-    best = int(np.argmax(logits))  # the first of equals; a NaN, if there is one
-    if not np.isfinite(logits[best]):
-        raise not_numbers(prompt, step, str(logits[best]))
-    if sampling.temperature == 0.0:
-        return best
-
-    kept = top_k(logits, sampling.top_k)
-    scaled = (logits[kept].astype(np.float64) - float(logits[best])) / sampling.temperature
-    probabilities = np.exp(scaled)
-    probabilities /= probabilities.sum()
-    if sampling.top_p < 1.0:
-        nucleus = top_p(probabilities, sampling.top_p)
-        kept, probabilities = kept[nucleus], probabilities[nucleus]
-    # The cumulated sum runs in the order of ids, not of probabilities: two nearly equal tokens may change places in an
-    # ordering by the last bit of a logit, and with it by the number of ranks; a sum over ids moves by that bit only.
-    cumulated = np.cumsum(probabilities)
-    drawn = np.searchsorted(cumulated, uniform(sampling.seed, prompt, step) * cumulated[-1], side="right")
-    return int(kept[min(drawn, len(kept) - 1)])
+    number = uniform(sampling.seed, prompt, step) if sampling.temperature else 0.0
+    token = choose(logits, seen, sampling.temperature, sampling.top_k, sampling.top_p, sampling.repetition_penalty, number)
+    if token < 0:
+        raise not_numbers(prompt, step)
+    return token
 
 
-def penalise(logits: np.ndarray, seen: Sequence[int], penalty: float) -> np.ndarray:
-    """A copy of logits float32 [V] with every seen token's moved down (penalty > 1)."""
-    out = logits.astype(np.float64)
-    ids = np.unique(np.asarray(seen, np.int64))
-    out[ids] = np.where(out[ids] > 0, out[ids] / penalty, out[ids] * penalty)
-    return out.astype(np.float32)
-
-
-def top_k(logits: np.ndarray, k: int) -> np.ndarray:
-    """The ids, ascending, of the k largest of logits [V]; the lowest ids where several are equal. k = 0: all of them."""
-    size = len(logits)
-    if k == 0 or k >= size:
-        return np.arange(size)
-    smallest_kept = np.partition(logits, size - k)[size - k]
-    above = np.flatnonzero(logits > smallest_kept)
-    equal = np.flatnonzero(logits == smallest_kept)[: k - len(above)]
-    return np.sort(np.concatenate([above, equal]))
-
-
-def top_p(probabilities: np.ndarray, p: float) -> np.ndarray:
-    """Indices, ascending, of the fewest probabilities [n] that sum to at least p; the lower index where two are equal."""
-    order = np.argsort(-probabilities, kind="stable")
-    before = np.cumsum(probabilities[order]) - probabilities[order]  # the mass of all better ones
-    count = max(1, int(np.count_nonzero(before < p)))
-    return np.sort(order[:count])
+__all__ = ["Sampling", "next_token", "not_numbers", "penalise", "top_k", "top_p", "uniform"]

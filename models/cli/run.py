@@ -61,7 +61,7 @@ def run(world: World, engine: EngineOptions, options: RunOptions) -> None:
         return
     prompts = prompts or [default_prompt(engine.model, options.chat, opened)]
     prompt_ids = [encode(opened, prompt, options.chat) for prompt in prompts]
-    generation = replace(generation, max_new_tokens=new_tokens(opened, options, prompt_ids), **end_ids(opened, options))
+    generation = replace(generation, max_new_tokens=new_tokens(opened, options, prompt_ids), check_nan=engine.check_nan, **end_ids(opened, options))
     check(opened, prompts, prompt_ids, generation)
     opened.load()
 
@@ -73,7 +73,7 @@ def run(world: World, engine: EngineOptions, options: RunOptions) -> None:
     results = generate(
         opened.runner, my_ids, generation, opened.tokenizer,
         on_text=(lambda _, text: show(text)) if streaming else None, indices=list(mine),
-        decoder=opened.decoder(cache_size(my_ids, generation), None if engine.check_nan else generation.sampling) if my_ids else None,
+        decoder=opened.decoder(cache_size(my_ids, generation), None if generation.check_nan else generation.sampling) if my_ids else None,
     )  # fmt: skip
     parts = opened.between_groups.gather(results)
     if parts is not None and opened.speaks:

@@ -65,7 +65,8 @@ class Counting(Decoder):
 
 
 def replayed(runner, prompts, options, kind=Decoder, **more):
-    decoder = kind(runner, runner.new_cache(*cache_size(prompts, options)))
+    sampling = Sampling() if options.check_nan else options.sampling
+    decoder = kind(runner, runner.new_cache(*cache_size(prompts, options)), sampling)
     return generate(runner, prompts, options, decoder=decoder, **more), decoder
 
 
@@ -82,6 +83,8 @@ def test_the_same_tokens_and_ends(runner, batch_size, sampling):
     for a, b in zip(want, got, strict=True):
         assert (a.token_ids, a.finish_reason) == (b.token_ids, b.finish_reason)
         assert len(b.token_times) == len(b.token_ids) and b.token_times == sorted(b.token_times)
+    on_host = Decoder(runner, runner.new_cache(*cache_size(prompts, options)))  # its steps choose the likeliest
+    assert [r.token_ids for r in generate(runner, prompts, options, decoder=on_host)] == [r.token_ids for r in want]
     again = generate(runner, prompts, options, decoder=decoder)  # the same graphs over a used cache
     assert [r.token_ids for r in again] == [r.token_ids for r in want]
 
