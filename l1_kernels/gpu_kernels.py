@@ -270,7 +270,7 @@ class GpuKernels:
         block = min(drawing.MAX_THREADS, ceil_div(logits.shape[1], 32) * 32)
         self._launch(
             drawing.make_sample(), logits.shape[0], block, logits, logits.view(np.int32),
-            np.float64(draw.temperature), np.int64(draw.top_k), np.float64(draw.top_p), np.float64(draw.penalty), np.uint64(draw.seed),
+            float(draw.temperature), int(draw.top_k), float(draw.top_p), float(draw.penalty), np.uint64(draw.seed).astype(np.int64),
             draw.prompts, draw.steps, draw.seen,
             slots.tokens, slots.positions, slots.ends, slots.last, slots.turns, slots.ring,
         )  # fmt: skip

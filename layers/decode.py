@@ -24,7 +24,7 @@ class DecodeState:
     """B = `size` slots over a cache of `num_rows` rows (at least B), in each of which `limit` places may be used.
 
     prompts, steps  int32 [B]: what names a slot's random numbers (l1_kernels/sampling/slots.py, Draw)
-    seen            uint8 [B, V], of the ids that a slot's sequence has; [B, 0] where vocab_size is 0: not kept
+    seen            int8 [B, V], of the ids that a slot's sequence has; [B, 0] where vocab_size is 0: not kept
     """
 
     def __init__(self, device: Device, size: int, num_rows: int, limit: int, vocab_size: int = 0) -> None:
@@ -37,7 +37,7 @@ class DecodeState:
         fields = self._fields
         self.slots = Slots(fields[TOKENS], fields[ROWS], fields[POSITIONS], fields[ENDS], fields[LAST], fields[TURNS], ring)
         self.prompts, self.steps = fields[PROMPTS], fields[STEPS]
-        self.seen = device.zeros((size, vocab_size), np.uint8)
+        self.seen = device.zeros((size, vocab_size), np.int8)
 
     def fill(
         self, tokens: Sequence[int], rows: Sequence[int], positions: Sequence[int],
@@ -65,7 +65,7 @@ class DecodeState:
         fields[STEPS, : len(steps)] = steps
         self._fields[...] = self._device.to_device(fields)
         if self.seen.shape[1]:
-            marks = np.zeros(self.seen.shape, np.uint8)
+            marks = np.zeros(self.seen.shape, np.int8)
             for mark, ids in zip(marks, seen, strict=False):
                 mark[np.asarray(ids)] = 1
             self.seen[...] = self._device.to_device(marks)

@@ -173,7 +173,7 @@ def narrow(logits, bits, b, threshold, cut, best, temperature, kind, limit, sums
 @cache
 def make_sample() -> Callable[..., Any]:
     """kernel(logits, bits, temperature, top_k, top_p, penalty, seed, prompts, steps, seen, tokens, positions, ends, last, turns,
-    ring)[B, threads]; `bits` is logits as int32, the same memory."""
+    ring)[B, threads]; `bits` is logits as int32, the same memory; the seed's 64 bits come as int64."""
 
     @cuda.jit
     def sample(
@@ -209,7 +209,7 @@ def make_sample() -> Callable[..., Any]:
                     mass += weight(logits, bits, b, v, LOWEST, EVERYTHING, threshold, cut, best, temperature, MASS)
                 limit = top_p * block_sum(mass, sums)
                 threshold, cut = narrow(logits, bits, b, threshold, cut, best, temperature, MASS, limit, sums, found)
-            number = uniform(seed, np.uint64(prompts[b]), np.uint64(steps[b]))
+            number = uniform(np.uint64(seed), np.uint64(prompts[b]), np.uint64(steps[b]))
             token = np.int32(find(logits, bits, b, LOWEST, EVERYTHING, threshold, cut, best, temperature, MASS, number, 0.0, sums, found))
         if cuda.threadIdx.x == 0:
             steps[b] += 1
@@ -221,6 +221,6 @@ def make_sample() -> Callable[..., Any]:
 
 
 def variants() -> Iterator[tuple[str, Callable[..., Any], tuple[types.Type, ...]]]:
-    numbers = (types.float64, types.int64, types.float64, types.float64, types.uint64)
-    seen = types.Array(types.uint8, 2, "C")
+    numbers = (types.float64, types.int64, types.float64, types.float64, types.int64)
+    seen = types.Array(types.int8, 2, "C")
     yield "sample", make_sample(), (F32_2D, I32_2D, *numbers, I32_1D, I32_1D, seen, *[I32_1D] * 5, I32_2D)

@@ -10,7 +10,7 @@ from l1_kernels import checks
 from l1_kernels.checks import FLOAT32, INT32
 from l1_kernels.weight import Array
 
-UINT8 = np.dtype(np.uint8)
+INT8 = np.dtype(np.int8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Draw:
     """How a step chooses tokens that are not simply the largest (models/sampling.py says what each number means).
 
     prompts  int32 [B], steps int32 [B]: with `seed` they name each slot's random number; a step counts `steps` on
-    seen     uint8 [B, V]: 1 where the slot's sequence has the token; read and written only where penalty is not 1
+    seen     int8 [B, V]: 1 where the slot's sequence has the token; read and written only where penalty is not 1
     """
 
     temperature: float
@@ -58,9 +58,9 @@ def check_draw(logits: Array, draw: Draw) -> None:
     """The draw's arrays must be those of logits float32 [B, V]."""
     checks.array(draw.prompts, "draw.prompts", INT32, logits.shape[:1])
     checks.array(draw.steps, "draw.steps", INT32, logits.shape[:1])
-    checks.ranked(draw.seen, "draw.seen", UINT8, 2)
+    checks.ranked(draw.seen, "draw.seen", INT8, 2)
     if draw.penalty != 1.0:
-        checks.array(draw.seen, "draw.seen", UINT8, logits.shape)
+        checks.array(draw.seen, "draw.seen", INT8, logits.shape)
     if not (draw.temperature >= 0 and draw.top_k >= 0 and 0 < draw.top_p <= 1 and draw.penalty > 0):
         checks.reject("draw", "temperature >= 0, top_k >= 0, 0 < top_p <= 1, penalty > 0", draw)
 

@@ -96,7 +96,7 @@ def check_sample(device: Device, case: str, size: int, width: int, ties: bool = 
     slots, ring = slots_of(device, size, rng)
     numbers = (temperature, top_k, top_p, penalty, int(rng.integers(1 << 63)) * 2 + 1)
     prompts, steps = (rng.integers(0, 1 << 31, size).astype(np.int32) for _ in range(2))
-    seen = (rng.random((size, width)) < 0.3).astype(np.uint8)
+    seen = (rng.random((size, width)) < 0.3).astype(np.int8)
     draw = Draw(*numbers, *(device.to_device(part.copy()) for part in (prompts, steps, seen)))
     want_slots, _ = slots_of(open_device("cpu"), size, fresh())
     want_draw = Draw(*numbers, prompts, steps, seen)
@@ -117,11 +117,11 @@ def check_sample(device: Device, case: str, size: int, width: int, ties: bool = 
 def check_bad_draws(device: Device) -> None:
     slots, _ = slots_of(device, 2, fresh())
     good = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "penalty": 1.5, "seed": 0}
-    arrays = {"prompts": device.zeros(2, np.int32), "steps": device.zeros(2, np.int32), "seen": device.zeros((2, 5), np.uint8)}
+    arrays = {"prompts": device.zeros(2, np.int32), "steps": device.zeros(2, np.int32), "seen": device.zeros((2, 5), np.int8)}
     for name, wrong in (
         ("draw.prompts", {"prompts": device.zeros(3, np.int32)}),
         ("draw.steps", {"steps": device.zeros(2, np.int64)}),
-        ("draw.seen", {"seen": device.zeros((2, 4), np.uint8)}),
+        ("draw.seen", {"seen": device.zeros((2, 4), np.int8)}),
         ("draw", {"top_p": 0.0}),
     ):
         with pytest.raises(ValueError, match=f"argument {name} "):
