@@ -23,7 +23,7 @@ def test_bad_arguments_are_named(device: Device) -> None:
 
 
 @pytest.mark.parametrize("ties", [False, True])
-@pytest.mark.parametrize(("size", "width"), [(1, 1), (7, 37), (3, 199), (2, 50257), (16, 151936)])
+@pytest.mark.parametrize(("size", "width"), [(1, 1), (7, 37), (3, 199), (2, 50257), (3, 151936)])
 @pytest.mark.parametrize("case", checks.DRAWS)
 def test_sample(device: Device, case: str, size: int, width: int, ties: bool) -> None:
     checks.check_sample(device, case, size, width, ties)
