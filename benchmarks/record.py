@@ -44,6 +44,16 @@ class Others:
             self.cores = round(max(0.0, (after - before) / (time.perf_counter() - moment)), 2)
 
 
+def wait_for_quiet(limit: float, look: float = 2.0) -> None:
+    """Until others use next to nothing for `look` seconds, or `limit` seconds are over."""
+    end = time.monotonic() + limit
+    while time.monotonic() < end:
+        with Others() as others:
+            time.sleep(look)
+        if others.cores is None or others.cores <= QUIET_CORES:
+            return
+
+
 def cpu_seconds() -> float | None:
     """CPU time of all processes of the machine so far, less this one's and its children's."""
     try:
@@ -64,8 +74,13 @@ def circumstances(packages: tuple[str, ...]) -> dict[str, Any]:
         "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
         "commit": git("rev-parse", "HEAD"),
         "changed_files": len((git("status", "--porcelain", "--untracked-files=no") or "").splitlines()),
-        "command": " ".join(["python -m", "benchmarks." + Path(sys.argv[0]).stem, *sys.argv[1:]]),
+        "command": " ".join(["python -m", "benchmarks." + Path(sys.argv[0]).stem, *map(without_folder, sys.argv[1:])]),
     }
+
+
+def without_folder(argument: str) -> str:
+    """Where things lie on this machine is nobody's business."""
+    return f"PATH/{Path(argument).name}" if argument.startswith("/") else argument
 
 
 def version(name: str) -> str | None:
@@ -81,9 +96,9 @@ def git(*arguments: str) -> str | None:
 
 
 def write(name: str, document: dict[str, Any], others: list[float | None]) -> Path:
-    """results/NAME.json, there only when it is whole. others: cores that others used in each run."""
+    """results/NAME.json, there only when it is whole. others: cores that others used in each run that counts."""
     document["machine"]["others_cores"] = max((cores for cores in others if cores is not None), default=None)
-    document["quiet"] = document["machine"]["load_before"] <= QUIET_LOAD and (document["machine"]["others_cores"] or 0.0) <= QUIET_CORES
+    document["quiet"] = (document["machine"]["others_cores"] or 0.0) <= QUIET_CORES
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     temporary = path.with_suffix(".part")

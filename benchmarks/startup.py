@@ -15,16 +15,18 @@ import sys
 import time
 from statistics import median
 
-from benchmarks.record import ROOT, Others, circumstances, warn_if_noisy, write
+from benchmarks.record import ROOT, Others, circumstances, wait_for_quiet, warn_if_noisy, write
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], prog="python -m benchmarks.startup")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--wait", type=float, default=0, help="seconds to wait for others to leave the machine alone")
     options = parser.parse_args()
     warn_if_noisy()
     document = circumstances(("strata-inference", "numpy", "numba", "tokenizers", "typer"))
     once()
+    wait_for_quiet(options.wait)
     with Others() as others:
         rounds = [once() for _ in range(options.rounds)]
     document["rounds"] = rounds
