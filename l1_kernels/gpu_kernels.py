@@ -202,7 +202,8 @@ class GpuKernels:
         if head_dim > simple_attention.MAX_HEAD_DIM:
             checks.reject("qkv", f"of a head dimension up to {simple_attention.MAX_HEAD_DIM}", checks.describe(qkv))
         out = self._empty((num_tokens, num_heads * head_dim), np.float32)
-        kind = pick_attention(dtype, num_tokens, cache_k.shape[0], head_dim, checks.is_aligned(cache_k) and checks.is_aligned(cache_v))
+        aligned = all(checks.is_aligned(array) for array in (qkv, cache_k, cache_v))
+        kind = pick_attention(dtype, num_tokens, cache_k.shape[0], head_dim, aligned)
         self.attend(kind, qkv, num_heads, cache_k, cache_v, dtype, rows, ends, window, scale, slopes, out)
         return out
 
@@ -233,7 +234,7 @@ class GpuKernels:
             bits = decode_attention.split_bits(num_tokens * blocks, places, decode_attention.keys_a_step(dtype, lanes, heads))
             work = self._empty((decode_attention.work_size(num_tokens * blocks, bits, heads, head_dim),), np.float32)
             self._launch(
-                decode_attention.make_decode(dtype, lanes, heads), (num_tokens, blocks, 1 << bits), decode_attention.WARPS * 32,
+                decode_attention.make_decode(dtype, lanes, heads), (num_tokens, blocks, 1 << bits), 32 * decode_attention.warps_a_block(heads),
                 qkv, group, cache_k, cache_v, rows, ends, window, np.float32(scale), *alibi, bits, work, self._zero_counts(), out,
             )  # fmt: skip
 

@@ -7,6 +7,7 @@ memory; its address must be a multiple of 16. It carries four uint32. `inline_pt
     asynchronous copies  copy_async16 commit_async wait_async
     16-bit floats        f16_to_f32 bf16_to_f32 f32_to_f16 f32_to_bf16, and the pairs f16x2_to_f32x2 bf16x2_to_f32x2 ...
                          s8x4_to_f16x4 (int8, for the tensor cores)
+    float32              exp2
     tensor cores         mma_f16 mma_bf16 mma_s8
     flags                load_acquire store_release add_release fetch_add_release, and _system ones for other GPUs
     the end              trap
@@ -199,6 +200,15 @@ def _pack(low: Any, high: Any) -> np.uint32:
 def _twin(function: Any) -> Any:
     """The plain-Python form of an instruction of this file."""
     return getattr(function, "twin", function)
+
+
+# float32
+
+
+@instruction("ex2.approx.ftz.f32 $0, $1;", returns="f32", takes=["f32"])
+def exp2(x: Any) -> Any:
+    """2^x to 2^-22 of itself, in one instruction; below 2^-126 zero."""
+    return np.exp2(np.float32(x))
 
 
 # Tensor cores: D[16, 8] = A[16, K] B[K, 8] + C, by the whole warp; who holds what: simulator/tensor_core.py

@@ -32,15 +32,16 @@ from numba import types
 
 from l1_kernels import groups, ptx
 from l1_kernels.carrier import F32_1D, F32_2D, F32_3D, FLOATS, I32_1D, array_type
-from l1_kernels.cuda_api import cuda, math
+from l1_kernels.cuda_api import cuda
 
 MAX_HEAD_DIM = 256
-WARPS = 4  # a block
 PIECE = 8  # dimensions a lane holds
 MAX_SPLITS = 128
-BLOCKS = 1024  # at most, of a grid that is split: several times what 132 multiprocessors hold evens out their ends
+BLOCKS = 512  # at most, of a grid that is split
+JOINED = 8  # parts that a thread of the last block has under way at a time
 ZERO, LOWEST = np.float32(0), np.float32(-3.0e38)  # LOWEST is finite, so that LOWEST - LOWEST is 0
-reduce_sum, reduce_max, lane_index, warp_index = groups.reduce_sum, groups.reduce_max, groups.lane, groups.warp
+LOG2_E = np.float32(1.4426950408889634)  # scores are kept times this: 2^x takes one instruction
+exp2, lane_index, warp_index = ptx.exp2, groups.lane, groups.warp
 
 
 def takes(head_dim: int) -> bool:
@@ -53,13 +54,23 @@ def lanes_a_key(head_dim: int) -> int:
 
 
 def heads_a_block(group: int) -> int:
-    """Of the `group` query heads of a key head; registers hold no more than 8."""
-    return next((heads for heads in (1, 4) if group <= heads), 8)
+    """Of the `group` query heads of a key head; registers hold no more than 4. Of a larger group several blocks read the same
+    keys at the same time, one of them from memory, the others from L2."""
+    return next((heads for heads in (1, 2) if group <= heads), 4)
 
 
-def unroll(dtype: str, heads: int) -> int:
+def warps_a_block(heads: int) -> int:
+    return 4 if heads == 4 else 8
+
+
+def blocks_a_multiprocessor(heads: int) -> int:
+    """What the compiler fits the registers to: 12 warps of 168, or 16 of 128."""
+    return 3 if heads == 4 else 2
+
+
+def unroll(dtype: str) -> int:
     """Loads of keys that a lane has under way, and as many of values."""
-    return 2 if dtype == "fp32" or heads == 8 else 4
+    return 2 if dtype == "fp32" else 4
 
 
 def split_bits(pairs: int, places: int, step: int) -> int:
@@ -72,7 +83,7 @@ def split_bits(pairs: int, places: int, step: int) -> int:
 
 
 def keys_a_step(dtype: str, lanes: int, heads: int) -> int:
-    return WARPS * unroll(dtype, heads) * (32 // lanes)
+    return warps_a_block(heads) * unroll(dtype) * (32 // lanes)
 
 
 def work_size(pairs: int, bits: int, heads: int, head_dim: int) -> int:
@@ -103,19 +114,22 @@ def _eight_words(words, at):
 @cache
 def make_decode(dtype: str, lanes: int, heads: int) -> Callable[..., Any]:
     """kernel(qkv, group, cache_k, cache_v, rows, ends, window, scale, slopes, has_slopes, bits, work, arrivals, out)
-    [(T, G * ceil(group / heads), 1 << bits), WARPS * 32]; d <= 8 * lanes, group = H / G, work of `work_size`, and an int32
+    [(T, G * ceil(group / heads), 1 << bits), 32 * warps_a_block(heads)]; d <= 8 * lanes, group = H / G, work of `work_size`, and an int32
     of `arrivals`, 0, for each of the grid's (x, y)."""
     unpack, load16 = unpacker(dtype), ptx.load16_stream
     word = types.float32 if dtype == "fp32" else types.uint32
     num_words = PIECE if dtype == "fp32" else PIECE // 2
     keys_a_load = 32 // lanes
     log_lanes, log_keys = lanes.bit_length() - 1, keys_a_load.bit_length() - 1
-    loads = unroll(dtype, heads)
+    loads = unroll(dtype)
     tile = loads * keys_a_load
-    step = WARPS * tile
+    warps = warps_a_block(heads)
+    threads = warps * 32
+    bounds = (threads, blocks_a_multiprocessor(heads))
+    step = warps * tile
     all_words, all_scores, all_values = loads * num_words, heads * loads, heads * PIECE
     pitch = lanes * PIECE
-    shared_values, shared_stats, shared_weights = WARPS * heads * pitch, WARPS * heads, heads * MAX_SPLITS
+    shared_values, shared_stats = warps * heads * pitch, warps * heads
     wide = dtype == "fp32"
 
     @cuda.jit(device=True)
@@ -130,15 +144,20 @@ def make_decode(dtype: str, lanes: int, heads: int) -> Callable[..., Any]:
             part = load16(array, index)
             words[at], words[at + 1], words[at + 2], words[at + 3] = part[0], part[1], part[2], part[3]
 
-    @cuda.jit
+    @cuda.jit(device=True)
+    def fetch_tile(cache, base, key, last, head_dim, words):
+        """This lane's part of a tile whose first key for it is `key`; beyond the stretch its last key once more: it weighs nothing."""
+        for u in range(loads):
+            fetch(cache, base + min(key + u * keys_a_load, last) * head_dim, words, u * num_words)
+
+    @cuda.jit(launch_bounds=bounds)
     def decode(qkv, group, cache_k, cache_v, rows, ends, window, scale, slopes, has_slopes, bits, work, arrivals, out):
         warp_values = cuda.shared.array(shared_values, types.float32)
         warp_best = cuda.shared.array(shared_stats, types.float32)
         warp_total = cuda.shared.array(shared_stats, types.float32)
-        weights = cuda.shared.array(shared_weights, types.float32)
         is_last = cuda.shared.array(1, types.int32)
         t, split = cuda.blockIdx.x, cuda.blockIdx.z
-        end = ends[t]
+        end, row = ends[t], rows[t]
         start = max(0, end - window) if window > 0 else 0
         count = end - start
         # The stretches are equal, but for the last, and whole steps: the number of those in use follows from the length.
@@ -156,7 +175,7 @@ def make_decode(dtype: str, lanes: int, heads: int) -> Callable[..., Any]:
         place, key_of_load = lane & lanes - 1, lane >> log_lanes
         dimension = place * PIECE
         holds = dimension < head_dim
-        base = (rows[t] * num_kv_heads + g) * cache_k.shape[2] * head_dim + (dimension if holds else 0)
+        base = (row * num_kv_heads + g) * cache_k.shape[2] * head_dim + (dimension if holds else 0)
 
         k_words = cuda.local.array(all_words, word)
         v_words = cuda.local.array(all_words, word)
@@ -166,42 +185,53 @@ def make_decode(dtype: str, lanes: int, heads: int) -> Callable[..., Any]:
         best = cuda.local.array(heads, types.float32)
         total = cuda.local.array(heads, types.float32)
         slope = cuda.local.array(heads, types.float32)
+        part_best = cuda.local.array(JOINED, types.float32)
+        part_total = cuda.local.array(JOINED, types.float32)
+        part = cuda.local.array(JOINED, types.float32)
         for r in range(heads):
             best[r], total[r] = LOWEST, ZERO
-            slope[r] = slopes[first_head + r] if has_slopes and r < num_mine else ZERO
+            slope[r] = slopes[first_head + r] * LOG2_E if has_slopes and r < num_mine else ZERO
             for i in range(PIECE):
-                query[r * PIECE + i] = qkv[t, first_head + r, dimension + i] * scale if holds and r < num_mine else ZERO
-                values[r * PIECE + i] = ZERO
+                query[r * PIECE + i], values[r * PIECE + i] = ZERO, ZERO
+        tile_key = first + warp * tile
+        if tile_key < stop:
+            fetch_tile(cache_k, base, tile_key + key_of_load, stop - 1, head_dim, k_words)
+            fetch_tile(cache_v, base, tile_key + key_of_load, stop - 1, head_dim, v_words)
+        scale *= LOG2_E
+        for r in range(heads):
+            if holds and r < num_mine:
+                at = (t * qkv.shape[1] + first_head + r) * head_dim + dimension
+                low, high = ptx.load16_floats(qkv, at), ptx.load16_floats(qkv, at + 4)
+                for i in range(4):
+                    query[r * PIECE + i], query[r * PIECE + 4 + i] = low[i] * scale, high[i] * scale
 
-        for tile_key in range(first + warp * tile, stop, step):
-            for u in range(loads):  # beyond the stretch: its last key once more, which weighs nothing
-                key = min(tile_key + u * keys_a_load + key_of_load, stop - 1)
-                fetch(cache_k, base + key * head_dim, k_words, u * num_words)
-            for u in range(loads):
-                key = min(tile_key + u * keys_a_load + key_of_load, stop - 1)
-                fetch(cache_v, base + key * head_dim, v_words, u * num_words)
+        # The next tile's keys are under way while this one's values are weighed, and its values while keys are multiplied.
+        while tile_key < stop:
+            next_tile = tile_key + step
             for u in range(loads):
                 key = tile_key + u * keys_a_load + key_of_load
                 k = unpack(k_words, u * num_words)
                 for r in range(heads):
                     q = r * PIECE
-                    part = query[q] * k[0] + query[q + 1] * k[1] + query[q + 2] * k[2] + query[q + 3] * k[3]
-                    part += query[q + 4] * k[4] + query[q + 5] * k[5] + query[q + 6] * k[6] + query[q + 7] * k[7]
+                    product = query[q] * k[0] + query[q + 1] * k[1] + query[q + 2] * k[2] + query[q + 3] * k[3]
+                    product += query[q + 4] * k[4] + query[q + 5] * k[5] + query[q + 6] * k[6] + query[q + 7] * k[7]
                     for bit in range(log_lanes):
-                        part += cuda.shfl_xor_sync(0xFFFFFFFF, part, 1 << bit)
-                    scores[r * loads + u] = part + slope[r] * np.float32(key - (end - 1)) if key < stop else LOWEST
+                        product += cuda.shfl_xor_sync(0xFFFFFFFF, product, 1 << bit)
+                    scores[r * loads + u] = product + slope[r] * np.float32(key - (end - 1)) if key < stop else LOWEST
+            if next_tile < stop:
+                fetch_tile(cache_k, base, next_tile + key_of_load, stop - 1, head_dim, k_words)
             for r in range(heads):
                 better = best[r]
                 for u in range(loads):
                     better = max(better, scores[r * loads + u])
-                shrink = math.exp(best[r] - better)
+                shrink = exp2(best[r] - better)
                 best[r] = better
                 total[r] *= shrink
                 for i in range(PIECE):
                     values[r * PIECE + i] *= shrink
                 for u in range(loads):
                     key = tile_key + u * keys_a_load + key_of_load
-                    p = math.exp(scores[r * loads + u] - better) if key < stop else ZERO
+                    p = exp2(scores[r * loads + u] - better) if key < stop else ZERO
                     scores[r * loads + u] = p
                     total[r] += p
             for u in range(loads):
@@ -210,13 +240,16 @@ def make_decode(dtype: str, lanes: int, heads: int) -> Callable[..., Any]:
                     p = scores[r * loads + u]
                     for i in range(PIECE):
                         values[r * PIECE + i] += p * v[i]
+            if next_tile < stop:
+                fetch_tile(cache_v, base, next_tile + key_of_load, stop - 1, head_dim, v_words)
+            tile_key = next_tile
 
         for r in range(heads):
             for bit in range(log_keys):
                 other = lanes << bit
                 other_best = cuda.shfl_xor_sync(0xFFFFFFFF, best[r], other)
                 better = max(best[r], other_best)
-                mine, theirs = math.exp(best[r] - better), math.exp(other_best - better)
+                mine, theirs = exp2(best[r] - better), exp2(other_best - better)
                 best[r] = better
                 total[r] = total[r] * mine + cuda.shfl_xor_sync(0xFFFFFFFF, total[r], other) * theirs
                 for i in range(PIECE):
@@ -229,20 +262,20 @@ def make_decode(dtype: str, lanes: int, heads: int) -> Callable[..., Any]:
                 warp_best[warp * heads + r], warp_total[warp * heads + r] = best[r], total[r]
         cuda.syncthreads()
 
-        in_use = max(1, (count + stretch - 1) // stretch)
+        in_use = max(1, np.int64(np.uint32(count + stretch - 1) // np.uint32(stretch)))  # of 64 bits it would be a subroutine
         pair = t * cuda.gridDim.y + cuda.blockIdx.y
         record = head_dim + 2
         for r in range(num_mine):
             block_best, block_total = LOWEST, ZERO
-            for w in range(WARPS):
+            for w in range(warps):
                 block_best = max(block_best, warp_best[w * heads + r])
-            for w in range(WARPS):
-                block_total += warp_total[w * heads + r] * math.exp(warp_best[w * heads + r] - block_best)
+            for w in range(warps):
+                block_total += warp_total[w * heads + r] * exp2(warp_best[w * heads + r] - block_best)
             at = (((pair << bits) + split) * heads + r) * record
-            for i in range(cuda.threadIdx.x, head_dim, WARPS * 32):
+            for i in range(cuda.threadIdx.x, head_dim, threads):
                 value = ZERO
-                for w in range(WARPS):
-                    value += warp_values[(w * heads + r) * pitch + (i & 7) * lanes + (i >> 3)] * math.exp(warp_best[w * heads + r] - block_best)
+                for w in range(warps):
+                    value += warp_values[(w * heads + r) * pitch + (i & 7) * lanes + (i >> 3)] * exp2(warp_best[w * heads + r] - block_best)
                 if in_use == 1:
                     out[t, (first_head + r) * head_dim + i] = value / block_total if count > 0 else ZERO
                 else:
@@ -260,27 +293,24 @@ def make_decode(dtype: str, lanes: int, heads: int) -> Callable[..., Any]:
         cuda.syncthreads()
         if is_last[0] == 0:
             return
-        for r in range(warp, num_mine, WARPS):
-            at = ((pair << bits) * heads + r) * record + head_dim
-            block_best, block_total = LOWEST, ZERO
-            for s in range(lane, in_use, 32):
-                block_best = max(block_best, work[at + s * heads * record])
-            block_best = reduce_max(block_best)
-            for s in range(lane, in_use, 32):
-                weight = math.exp(work[at + s * heads * record] - block_best)
-                weights[r * MAX_SPLITS + s] = weight
-                block_total += weight * work[at + s * heads * record + 1]
-            block_total = reduce_sum(block_total)
-            for s in range(lane, in_use, 32):
-                weights[r * MAX_SPLITS + s] /= block_total
-        cuda.syncthreads()
         for r in range(num_mine):
             at = ((pair << bits) * heads + r) * record
-            for i in range(cuda.threadIdx.x, head_dim, WARPS * 32):
-                value = ZERO
-                for s in range(in_use):
-                    value += weights[r * MAX_SPLITS + s] * work[at + s * heads * record + i]
-                out[t, (first_head + r) * head_dim + i] = value
+            for i in range(cuda.threadIdx.x, head_dim, threads):
+                joined_best, joined_total, joined = LOWEST, ZERO, ZERO
+                for first_part in range(0, in_use, JOINED):
+                    better = joined_best
+                    for u in range(JOINED):  # all loads of these loops are under way together
+                        place = at + min(first_part + u, in_use - 1) * heads * record
+                        part_best[u], part_total[u], part[u] = work[place + head_dim], work[place + head_dim + 1], work[place + i]
+                    for u in range(JOINED):
+                        better = max(better, part_best[u])
+                    shrink = exp2(joined_best - better)
+                    joined_best, joined_total, joined = better, joined_total * shrink, joined * shrink
+                    for u in range(JOINED):
+                        weight = exp2(part_best[u] - better) if first_part + u < in_use else ZERO
+                        joined_total += weight * part_total[u]
+                        joined += weight * part[u]
+                out[t, (first_head + r) * head_dim + i] = joined / joined_total
 
     return decode
 
@@ -293,5 +323,5 @@ def variants() -> Iterator[tuple[str, Callable[..., Any], tuple[types.Type, ...]
             types.int64, F32_1D, I32_1D, F32_2D,
         )  # fmt: skip
         for lanes in (8, 16, 32):
-            for heads in (1, 4, 8):
+            for heads in (1, 2, 4):
                 yield f"decode_{dtype}_{PIECE * lanes}_{heads}", make_decode(dtype, lanes, heads), signature

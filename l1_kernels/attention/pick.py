@@ -11,7 +11,7 @@ def pick(dtype: str, num_tokens: int, num_rows: int, head_dim: int, aligned: boo
     """"simple", "decode" or "prompt", from what the host knows: not whose the tokens are, nor how many keys they have.
 
     num_rows: of the cache. With at most a token a row this is a decode step; with more, some row has a prompt.
-    aligned: do both caches lie at a multiple of 16 bytes?
+    aligned: do qkv and the caches lie at a multiple of 16 bytes?
     """
     if not aligned:
         return "simple"

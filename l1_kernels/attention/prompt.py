@@ -33,7 +33,7 @@ from numba import types
 
 from l1_kernels import groups, ptx
 from l1_kernels.carrier import F32_1D, F32_2D, F32_3D, I32_1D, array_type
-from l1_kernels.cuda_api import cuda, math
+from l1_kernels.cuda_api import cuda
 
 MAX_HEAD_DIM = 256
 PIECE = 8  # numbers in 16 bytes
@@ -42,7 +42,8 @@ HELD = 4  # slices of 32 dimensions of Q in registers; those of a longer head li
 BLOCKS = 256  # a grid of fewer takes smaller blocks
 ZERO, LOWEST, NO_BITS = np.float32(0), np.float32(-3.0e38), np.uint32(0)
 LOW_HALF, HIGH_HALF, HALF = np.uint32(0xFFFF), np.uint32(0xFFFF0000), np.uint32(16)
-lane_index, warp_index, any_lane = groups.lane, groups.warp, groups.any_lane
+LOG2_E = np.float32(1.4426950408889634)  # scores are kept times this: 2^x takes one instruction
+exp2, lane_index, warp_index, any_lane, all_lanes = ptx.exp2, groups.lane, groups.warp, groups.any_lane, groups.all_lanes
 
 
 def takes(dtype: str, head_dim: int) -> bool:
@@ -163,7 +164,8 @@ def make_prompt(dtype: str, head_dim: int, warps: int) -> Callable[..., Any]:
         row_size = cache_k.shape[1] * cache_k.shape[2] * head_dim
         lane, warp = lane_index(), warp_index()
         g, quarter = lane >> 2, lane & 3
-        slope = slopes[h] if has_slopes else ZERO
+        slope = slopes[h] * LOG2_E if has_slopes else ZERO
+        scale *= LOG2_E
 
         for i in range(cuda.threadIdx.x, count, threads):
             t = first_token + i
@@ -257,16 +259,26 @@ def make_prompt(dtype: str, head_dim: int, warps: int) -> Callable[..., Any]:
                             scores[s], scores[s + 1], scores[s + 2], scores[s + 3] = d[0], d[1], d[2], d[3]
 
                     upper_better, lower_better = upper_best, lower_best
-                    for c in range(columns):
-                        for b in range(2):
-                            j = np.int32(key + 8 * c + (quarter if b == 0 else key_b))
-                            s = 4 * c + b
-                            scores[s] = masked(scores[s], j, upper_start, upper_end, scale, slope)
-                            upper_better = max(upper_better, scores[s])
-                            scores[s + 2] = masked(scores[s + 2], j, lower_start, lower_end, scale, slope)
-                            lower_better = max(lower_better, scores[s + 2])
+                    last = key + tile_keys
+                    upper_full, lower_full = upper_start <= key and last <= upper_end, lower_start <= key and last <= lower_end
+                    if all_lanes(upper_full and lower_full and not has_slopes):
+                        for s in range(score_size):
+                            scores[s] *= scale
+                    else:
+                        for c in range(columns):
+                            for b in range(2):
+                                j = np.int32(key + 8 * c + (quarter if b == 0 else key_b))
+                                s = 4 * c + b
+                                scores[s] = masked(scores[s], j, upper_start, upper_end, scale, slope)
+                                scores[s + 2] = masked(scores[s + 2], j, lower_start, lower_end, scale, slope)
+                    for s in range(0, score_size, 4):
+                        upper_better = max(upper_better, max(scores[s], scores[s + 1]))
+                        lower_better = max(lower_better, max(scores[s + 2], scores[s + 3]))
                     upper_better, lower_better = row_max(upper_better), row_max(lower_better)
-                    upper_shrink, lower_shrink = math.exp(upper_best - upper_better), math.exp(lower_best - lower_better)
+                    # A row that has seen no key yet stays at LOWEST, and 2^(LOWEST - 0) is 0. A NaN stays one.
+                    upper_base = upper_better if upper_better > LOWEST else ZERO
+                    lower_base = lower_better if lower_better > LOWEST else ZERO
+                    upper_shrink, lower_shrink = exp2(upper_best - upper_base), exp2(lower_best - lower_base)
                     upper_best, lower_best = upper_better, lower_better
                     upper_total *= upper_shrink
                     lower_total *= lower_shrink
@@ -276,9 +288,9 @@ def make_prompt(dtype: str, head_dim: int, warps: int) -> Callable[..., Any]:
                         values[i + 2] *= lower_shrink
                         values[i + 3] *= lower_shrink
                     for s in range(0, score_size, 4):
-                        for b in range(2):  # a NaN is not LOWEST, and stays
-                            scores[s + b] = math.exp(scores[s + b] - upper_best) if scores[s + b] != LOWEST else ZERO
-                            scores[s + b + 2] = math.exp(scores[s + b + 2] - lower_best) if scores[s + b + 2] != LOWEST else ZERO
+                        for b in range(2):
+                            scores[s + b] = exp2(scores[s + b] - upper_base)
+                            scores[s + b + 2] = exp2(scores[s + b + 2] - lower_base)
                             upper_total += scores[s + b]
                             lower_total += scores[s + b + 2]
 

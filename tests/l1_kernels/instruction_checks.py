@@ -216,6 +216,12 @@ def int8_pairs_kernel(fours, out):
     out[2 * i], out[2 * i + 1] = ptx.s8x4_to_f16x4(fours[i])
 
 
+@cuda.jit
+def exp2_kernel(x, out):
+    i = cuda.grid(1)
+    out[i] = ptx.exp2(x[i])
+
+
 ALL_BITS = np.arange(1 << 16).astype(np.uint16)
 
 
@@ -297,6 +303,11 @@ CONVERSIONS = [
     Check(
         "int8_pairs", int8_pairs_kernel, "void(uint32[::1], uint32[::1])", lambda rng: [random_words(rng, np.uint32, 4 * THREADS), unset(8 * THREADS)],
         lambda a: {1: words(a[0].view(np.int8).astype(np.float16))}, grid=4, ptx="sub.f16x2",
+    ),
+    Check(  # whole numbers: exact there
+        "exp2", exp2_kernel, "void(float32[::1], float32[::1])",
+        lambda rng: [np.r_[-np.inf, np.inf, rng.integers(-126, 128, 4 * THREADS - 2)].astype(np.float32), unset(4 * THREADS, np.float32)],
+        lambda a: {1: np.exp2(a[0])}, grid=4, ptx="ex2.approx.ftz.f32",
     ),
     Check(
         "bf16_pairs", bf16_pairs_kernel, "void(uint32[::1], float32[::1], uint32[::1], uint32[::1])", bf16_pair_arguments,
