@@ -66,16 +66,20 @@ def allow_shared(kernel: Any, signature: tuple[Any, ...], size: int) -> None:
     """Let `kernel`, for arguments of these types, be launched with `size` bytes of dynamic shared memory (48 KiB need no leave)."""
     if SIMULATED or _allowed.get(id(kernel), 0) >= size:
         return
-    from cuda.bindings import driver
-
     kernel.compile(signature)
-    limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     for compiled in kernel.overloads.values():
-        handle = driver.CUkernel(int(compiled._codelibrary.get_cufunc().kernel.handle))
-        (status,) = driver.cuKernelSetAttribute(limit, size, handle, driver.CUdevice(cuda.get_current_device().id))
-        if int(status):
-            raise RuntimeError(f"{size} bytes of shared memory refused: {status}")
+        allow_shared_of(int(compiled._codelibrary.get_cufunc().kernel.handle), size)
     _allowed[id(kernel)] = size
 
 
-__all__ = ["SIMULATED", "allow_shared", "as_if_on", "cuda", "intrinsic", "math", "types"]
+def allow_shared_of(handle: int, size: int) -> None:
+    """The same of compiled code, by the driver's handle of it."""
+    from cuda.bindings import driver
+
+    limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    (status,) = driver.cuKernelSetAttribute(limit, size, driver.CUkernel(handle), driver.CUdevice(cuda.get_current_device().id))
+    if int(status):
+        raise RuntimeError(f"{size} bytes of shared memory refused: {status}")
+
+
+__all__ = ["SIMULATED", "allow_shared", "allow_shared_of", "as_if_on", "cuda", "intrinsic", "math", "types"]

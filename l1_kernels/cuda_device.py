@@ -13,10 +13,13 @@ import numpy as np
 
 from l1_kernels.cuda_api import cuda
 from l1_kernels.errors import UserError
+from l1_kernels.fused_regions import FusedRegions
 from l1_kernels.gpu_kernels import GpuKernels
 from l1_kernels.kernels import Kernels
 from l1_kernels.linear.cublas import Gemm
+from l1_kernels.quick_launch import QuickLaunch
 from l1_kernels.regions import Regions, UnfusedRegions
+from l1_kernels.sbi_gemm.plans import load_table
 from l1_kernels.weight import Array, Weight
 
 Result = TypeVar("Result")
@@ -29,7 +32,7 @@ class CudaDevice:
     name = "cuda"
     xp = cupy
 
-    def __init__(self, index: int = 0) -> None:
+    def __init__(self, index: int = 0, fused: bool = True) -> None:
         count = cupy.cuda.runtime.getDeviceCount()
         if index >= count:
             raise UserError(f"--device cuda: GPU {index} asked for, {count} can be seen; start fewer ranks or mend CUDA_VISIBLE_DEVICES")
@@ -43,13 +46,16 @@ class CudaDevice:
         self._device.use()
         self.description = cupy.cuda.runtime.getDeviceProperties(index)["name"].decode()
         self._numba_streams: dict[int, Any] = {0: 0}
-        self._kernels = GpuKernels(self.empty, self._numba_stream, Gemm())
+        self._kernels = GpuKernels(self.empty, self._numba_stream, Gemm(), QuickLaunch())
         self.kernels: Kernels = self._kernels
         self.replays = 0
         # Everything goes to one stream of our own: the default stream would wait for all others, and they for it.
         self._main = cupy.cuda.Stream(non_blocking=True)
         self._main.use()
-        self.regions: Regions = UnfusedRegions(self.kernels)
+        multiprocessors = cupy.cuda.runtime.getDeviceProperties(index)["multiProcessorCount"]
+        self.regions: Regions = (
+            FusedRegions(self._kernels, multiprocessors, load_table(self.description)) if fused else UnfusedRegions(self._kernels)
+        )
 
     def _numba_stream(self) -> Any:
         """numba's name for CuPy's current stream (0: the default one of both)."""

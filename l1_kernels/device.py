@@ -247,8 +247,9 @@ def prepare(name: str) -> None:
         os.environ["NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS"] = "0"  # a decode step is small and knows it
 
 
-def open_device(name: str, index: int = 0) -> Device:
+def open_device(name: str, index: int = 0, fused: bool = True) -> Device:
     """name "cpu", "cuda", "sim", or "auto": cuda where a usable GPU is, else cpu. `index` picks a GPU among the visible.
+    `fused`: whether a GPU's layers run as fused regions (regions.py), or as the baseline, a launch an operation.
 
     Raises UserError where the device cannot be had, with the reason.
     """
@@ -265,7 +266,7 @@ def open_device(name: str, index: int = 0) -> Device:
         raise UserError(f"--device cuda: {problem}; use --device cpu")
     from l1_kernels.cuda_device import CudaDevice
 
-    return CudaDevice(index)
+    return CudaDevice(index, fused)
 
 
 def cuda_problem() -> str | None:

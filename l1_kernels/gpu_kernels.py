@@ -46,6 +46,7 @@ class GpuKernels:
     empty   makes an uninitialised array of the device: empty(shape, dtype)
     stream  gives the stream to launch on, as numba names it (None: numba's default one)
     gemm    cuBLAS for many tokens, where it is usable (None: a kernel of ours)
+    quick   quick_launch.QuickLaunch, in numba's launch's place (None: numba's, which the simulator needs)
     """
 
     def __init__(
@@ -53,10 +54,12 @@ class GpuKernels:
         empty: Callable[..., Array],
         stream: Callable[[], Any] | None = None,
         gemm: GeMM | None = None,
+        quick: Callable[..., None] | None = None,
     ) -> None:
         self._empty = empty
         self._stream = stream or (lambda: 0)
         self._gemm = gemm
+        self._quick = quick
         self._absent: Array | None = None
         self._counts: dict[Any, Array] = {}  # by stream
         self.launches = 0  # from Python, so far
@@ -114,16 +117,24 @@ class GpuKernels:
         return y
 
     def _cublas_takes(self, weight: Weight) -> bool:
-        return self._gemm is not None and weight.dtype != "int8" and self._gemm.usable()
+        return self._gemm is not None and self._gemm.usable()
 
     def _linear_cublas(self, x: Array, weight: Weight, bias: Array | None, y: Array) -> None:
-        if weight.dtype != "fp32":
-            rounded = self._empty(x.shape, CARRIER[weight.dtype])
-            self._launch_flat(elementwise.make_round(weight.dtype), x.size, x.reshape(-1), rounded.reshape(-1))
+        """int8 weights go through a copy in fp16, which holds them exactly, and get their scale afterwards: 5 bytes moved a
+        weight instead of 1, still far below a tiled kernel's time."""
+        dtype, data = weight.dtype, weight.data
+        if dtype == "int8":
+            dtype, data = "fp16", self._empty(data.shape, CARRIER["fp16"])
+            self._launch_flat(elementwise.make_int8_to_fp16(), data.size, weight.data.reshape(-1), data.reshape(-1))
+        if dtype != "fp32":
+            rounded = self._empty(x.shape, CARRIER[dtype])
+            self._launch_flat(elementwise.make_round(dtype), x.size, x.reshape(-1), rounded.reshape(-1))
             x = rounded
         assert self._gemm is not None
-        self._gemm(x, weight.data, weight.dtype, y)
-        if bias is not None:
+        self._gemm(x, data, dtype, y)
+        if weight.scale is not None:
+            self._launch_flat(elementwise.make_scale_add_bias(), y.size, y, weight.scale, self._or_absent(bias), bias is not None)
+        elif bias is not None:
             self._launch_flat(elementwise.make_add_bias(), y.size, y, bias)
 
     def activate(self, x: Array, kind: str) -> Array:
@@ -290,17 +301,19 @@ class GpuKernels:
         """For a fixed argument list: an array, or one number that nobody reads."""
         return self._or_absent(array)
 
-    def launch(self, kernel: Any, grid: int | tuple[int, ...], block: int, shared_bytes: int, *arguments: Any) -> None:
-        """A kernel with dynamic shared memory, on the current stream."""
-        if np.all(grid):
-            self.launches += 1
+    def launch(self, kernel: Any, grid: int | tuple[int, ...], block: int | tuple[int, ...], shared_bytes: int, *arguments: Any) -> None:
+        """With `shared_bytes` of dynamic shared memory, on the current stream; an empty grid, which CUDA refuses, has nothing
+        to do."""
+        if grid == 0 or (isinstance(grid, tuple) and 0 in grid):
+            return
+        self.launches += 1
+        if self._quick is not None:
+            self._quick(kernel, grid, block, arguments, shared_bytes)
+        else:
             kernel[grid, block, self._stream(), shared_bytes](*arguments)
 
     def _launch(self, kernel: Any, grid: int | tuple[int, ...], block: int | tuple[int, ...], *arguments: Any) -> None:
-        """On the current stream; an empty grid, which CUDA refuses, has nothing to do."""
-        if np.all(grid):
-            self.launches += 1
-            kernel[grid, block, self._stream()](*arguments)
+        self.launch(kernel, grid, block, 0, *arguments)
 
     def _launch_flat(self, kernel: Any, size: int, *arguments: Any) -> None:
         """A thread a number of `size`, as far as MAX_BLOCKS go."""

@@ -15,7 +15,7 @@ import numpy as np
 from l1_kernels.device import Device
 from l1_kernels.weight import Array, Weight
 from layers.config import ModelConfig
-from layers.norm import apply_norm
+from layers.norm import apply_norm, norm_args
 from layers.protocols import Reduce
 from layers.step import Step
 from layers.weights import Linear, Norm, Tensors, norm, optional_linear
@@ -93,6 +93,7 @@ class Head:
     def __init__(self, config: ModelConfig, device: Device, weights: EmbeddingWeights, gather: Callable[[Array], Array]) -> None:
         self.config = config
         self.kernels = device.kernels
+        self.regions = device.regions
         self.weights = weights
         self.gather = gather
 
@@ -102,11 +103,11 @@ class Head:
         return x if norm_weights is None else apply_norm(self.kernels, self.config, x, norm_weights)
 
     def __call__(self, x: Array) -> Array:
-        kernels, weights = self.kernels, self.weights
-        x = self.final_norm(x)
+        weights, regions = self.weights, self.regions
+        before = None if weights.final_norm is None else norm_args(self.config, weights.final_norm)
         if weights.project_out is not None:
-            x = kernels.linear(x, weights.project_out.weight, weights.project_out.bias)
+            x, before = regions.norm_linear(x, before, weights.project_out.weight, weights.project_out.bias), None
         if weights.mlm_dense is not None and weights.mlm_norm is not None:
-            x = kernels.activate(kernels.linear(x, weights.mlm_dense.weight, weights.mlm_dense.bias), self.config.mlm_head)
-            x = apply_norm(kernels, self.config, x, weights.mlm_norm)
-        return self.gather(kernels.linear(x, weights.head.weight, weights.head.bias))
+            x = regions.norm_linear(x, before, weights.mlm_dense.weight, weights.mlm_dense.bias)
+            x, before = self.kernels.activate(x, self.config.mlm_head), norm_args(self.config, weights.mlm_norm)
+        return self.gather(regions.norm_linear(x, before, weights.head.weight, weights.head.bias))
