@@ -64,7 +64,7 @@ class _ArgumentBlock:
     def __init__(self, kernel: Any, arguments: tuple[Any, ...]) -> None:
         self.kernel = kernel  # kept: its id names this block
         form = ""
-        signature = []
+        signature: list[Any] = []
         for argument in arguments:
             if isinstance(argument, cupy.ndarray):
                 signature.append(types.Array(_NUMBA_TYPE[argument.dtype.char], argument.ndim, "C"))
