@@ -16,13 +16,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib
 import importlib.util
+import multiprocessing
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -107,6 +112,44 @@ def assemble(ptx: str, cc: str, ptxas: str) -> Resources:
     return Resources(total(r"Used (\d+) registers"), total(r"(\d+) bytes smem"), total(r"(\d+) bytes spill stores"))
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One kernel for one compute capability."""
+
+    label: str
+    kernel: Any
+    signature: Any
+    cc: str
+
+
+def report(job: Job, ptxas: str | None) -> tuple[bool, str]:
+    """Whether the kernel is as it should be, and its line of the table."""
+    start = f"{job.label:60} {job.cc:>3}"
+    try:
+        ptx = compile_to_ptx(job.kernel, job.signature, job.cc)
+        used = assemble(ptx, job.cc, ptxas) if ptxas else None
+    except Exception as error:
+        return False, f"{start} FAILED: {type(error).__name__}: {error}"
+    if used is None:
+        return True, f"{start} {'-':>9} {'-':>7} {'-':>7}"
+    spills = used.spilled_bytes > 0
+    return not spills, f"{start} {used.registers:>9} {used.shared_bytes:>7} {used.spilled_bytes:>7}{'  SPILLS' if spills else ''}"
+
+
+def report_all(jobs: list[Job], ptxas: str | None) -> Iterator[tuple[bool, str]]:
+    """`report` of each, in order, on all usable cores. Workers are forked, since a kernel cannot be sent to another process."""
+    workers = max(1, min(len(os.sched_getaffinity(0)), len(jobs)))
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), initializer=_inherited.extend, initargs=(jobs,)) as pool:
+        yield from pool.map(functools.partial(_report_at, ptxas), range(len(jobs)))
+
+
+_inherited: list[Job] = []  # a worker's jobs; empty in the process that forks them
+
+
+def _report_at(ptxas: str | None, index: int) -> tuple[bool, str]:
+    return report(_inherited[index], ptxas)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m l1_kernels.compile_ptx", description="Compile every kernel with no GPU.")
     parser.add_argument("--cc", action="append", metavar="NN", help=f"compute capability, repeatable; default {' and '.join(CAPABILITIES)}")
@@ -117,25 +160,17 @@ def main(arguments: list[str] | None = None) -> int:
     ptxas = find_ptxas()
     if ptxas is None:
         print("no ptxas (numba-cuda[cu12] brings one): kernels are compiled to PTX, and neither assembled nor counted")
+    jobs = [
+        Job(f"{module.__name__}:{name}", kernel, signature, cc)
+        for module in find_modules()
+        for name, kernel, signature in module.variants()
+        for cc in capabilities
+    ]
+    print(f"{'kernel':60} {'cc':>3} {'registers':>9} {'shared':>7} {'spilled':>7}", flush=True)
     failures = 0
-    print(f"{'kernel':60} {'cc':>3} {'registers':>9} {'shared':>7} {'spilled':>7}")
-    for module in find_modules():
-        for name, kernel, signature in module.variants():
-            label = f"{module.__name__}:{name}"
-            for cc in capabilities:
-                try:
-                    ptx = compile_to_ptx(kernel, signature, cc)
-                    used = assemble(ptx, cc, ptxas) if ptxas else None
-                except Exception as error:
-                    failures += 1
-                    print(f"{label:60} {cc:>3} FAILED: {type(error).__name__}: {error}")
-                    continue
-                if used is None:
-                    print(f"{label:60} {cc:>3} {'-':>9} {'-':>7} {'-':>7}")
-                    continue
-                failures += used.spilled_bytes > 0
-                note = "  SPILLS" if used.spilled_bytes else ""
-                print(f"{label:60} {cc:>3} {used.registers:>9} {used.shared_bytes:>7} {used.spilled_bytes:>7}{note}", flush=True)
+    for good, line in report_all(jobs, ptxas):
+        print(line, flush=True)
+        failures += not good
     if failures:
         print(f"{failures} failed")
     return 1 if failures else 0
