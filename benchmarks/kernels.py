@@ -14,6 +14,7 @@ import argparse
 import importlib.util
 import json
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ from l1_kernels.sbi_gemm.tune import TOKENS, Tuner, shapes
 
 LARGE = 64 << 20  # bytes of a large matrix
 QUICK = ("gpt2-xl", "gpt-j-6b")
-AHEADS = (0, 12 << 20)
+AHEADS = (0, 3 << 20)
+LADDER_SHAPES = ((4096, 4096), (1600, 6400), (16384, 4096))
 
 
 def time_cublas(device: Device, weights: list[Any], tokens: int) -> tuple[float, str]:
@@ -34,8 +36,6 @@ def time_cublas(device: Device, weights: list[Any], tokens: int) -> tuple[float,
     if importlib.util.find_spec("torch") is None:
         return _time_cupy(device, weights, tokens), "cupy gemmEx, eager"
     import torch
-
-    from l1_kernels.sbi_gemm.timing import time_replays
 
     matrices = [torch.as_tensor(weight.data.view(np.float16), device="cuda") for weight in weights]
     x = torch.randn(tokens, matrices[0].shape[1], device="cuda", dtype=torch.float16)
@@ -49,10 +49,29 @@ def time_cublas(device: Device, weights: list[Any], tokens: int) -> tuple[float,
         with torch.cuda.graph(graph):
             for matrix in matrices:
                 torch.nn.functional.linear(x, matrix)
-        with torch.cuda.stream(torch.cuda.ExternalStream(device.xp.cuda.get_current_stream().ptr)):
-            milliseconds = time_replays(device, graph.replay) / len(matrices)
-        best = min(best, (milliseconds, f"torch {torch.__version__}, {library}, in a graph"))
+        best = min(best, (_time_torch(graph) / len(matrices), f"torch {torch.__version__}, {library}, in a graph"))
     return best
+
+
+def _time_torch(graph: Any) -> float:
+    """timing.time_replays with torch's own stream and events."""
+    import torch
+
+    from l1_kernels.sbi_gemm.timing import WARM_SECONDS
+
+    until = time.perf_counter() + WARM_SECONDS
+    while time.perf_counter() < until:
+        graph.replay()
+        torch.cuda.synchronize()
+    times = []
+    for _ in range(12):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return float(np.median(times))
 
 
 def _time_cupy(device: Device, weights: list[Any], tokens: int) -> float:
@@ -84,6 +103,23 @@ def measure(device: Device, dtype: str, tokens: int, quick: bool) -> Iterator[di
         }  # fmt: skip
 
 
+def climb(device: Device) -> Iterator[dict[str, Any]]:
+    """The ladder at batch 1, x float32."""
+    from functools import partial
+
+    from l1_kernels.sbi_gemm import ladder
+    from l1_kernels.sbi_gemm.timing import WeightPool, time_graph
+
+    pool = WeightPool(device, "fp16")
+    for outputs, inner in LADDER_SHAPES:
+        weights = pool.matrices(outputs, inner)
+        x = device.xp.random.standard_normal((1, inner), dtype=np.float32)
+        for rung in ladder.RUNGS:
+            calls = [partial(ladder.prepare(rung, device.kernels, weight), x) for weight in weights]  # type: ignore[arg-type]
+            microseconds = 1e3 * time_graph(device, calls, 5)
+            yield {"rung": rung, "outputs": outputs, "inner": inner, "microseconds": microseconds, "gb_s": weights[0].data.nbytes / microseconds / 1e3}
+
+
 def mean(ratios: list[float]) -> float:
     return float(np.exp(np.mean(np.log(ratios)))) if ratios else float("nan")
 
@@ -107,6 +143,7 @@ def summary(rows: list[dict[str, Any]], bandwidth: float) -> list[str]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--quick", action="store_true", help=f"only {' and '.join(QUICK)}")
+    parser.add_argument("--ladder", action="store_true", help="every rung, too")
     parser.add_argument("--tokens", action="append", type=int, choices=TOKENS, help="repeatable; default all")
     parser.add_argument("--dtype", action="append", choices=("fp16", "int8"), help="repeatable; default both")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "kernels.json")
@@ -127,11 +164,15 @@ def main(arguments: list[str] | None = None) -> int:
                 rows.append(row)
                 rates = [row["bytes"] / row[key] / 1e3 if row[key] else 0 for key in ("ours_us", "ahead_us", "cublas_us")]
                 print(f"{dtype} {tokens:3} {row['name']:20} GB/s: ours {rates[0]:5.0f} ahead {rates[1]:5.0f} cuBLAS {rates[2]:5.0f}", flush=True)
+    rungs = list(climb(device)) if given.ladder else []
     bandwidth = max(bandwidth, read_bandwidth(device))
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    result = {"gpu": device.description, "read_gb_s": bandwidth, "rows": rows}
+    result = {"gpu": device.description, "read_gb_s": bandwidth, "rows": rows, "ladder": rungs}
     given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(f"{device.description}, reading {bandwidth:.0f} GB/s; {given.out}")
+    for rung in dict.fromkeys(row["rung"] for row in rungs):
+        rates = [f"{row['outputs']} x {row['inner']} {row['gb_s']:5.0f}" for row in rungs if row["rung"] == rung]
+        print(f"{rung:10} GB/s: {'   '.join(rates)}")
     print("\n".join(summary(rows, bandwidth)))
     return 0
 

@@ -7,7 +7,8 @@
 In the PTX line $0, $1, ... are the registers of the result, then those of the arguments, in order. Types are PTX's: u16, u32,
 i32, i64, f32; "u32x4" is a tuple of four; "element" is two Python arguments, a C-contiguous array and an element index into it
 as it lies in memory, and one register, the element's (generic) address; "immediate" is a number known when the kernel is
-compiled (a literal or a closure constant), written into the line at #name.
+compiled (a literal or a closure constant), written into the line at #name. A result type that starts with "&" is written before
+the arguments are all read, so it shares no register with them.
 
 effect says what the compiler must keep: "pure" nothing (it may drop or merge it), "read" that it is done and in order, "memory"
 also the order with other reads and writes, "warp" that all lanes do it together.
@@ -38,7 +39,7 @@ def instruction(ptx: str, *, returns: str | None = None, takes: Sequence[str] = 
 
 def _split(kind: str) -> tuple[str, int]:
     """A type's scalar and count: "f32x4" -> ("f32", 4), "f32" -> ("f32", 1)."""
-    base, _, count = kind.partition("x")
+    base, _, count = kind.removeprefix("&").partition("x")
     return base, int(count or 1)
 
 
@@ -115,7 +116,8 @@ def _emit(
         base, count = _split(returns)
         outputs = [base] * count
     operands: list[Any] = []
-    constraints = ["=" + _CONSTRAINT[base] for base in outputs]
+    early = "=&" if returns is not None and returns.startswith("&") else "="
+    constraints = [early + _CONSTRAINT[base] for base in outputs]
     argument_types = list(signature.args)
     for kind in takes:
         value, numba_type = values.pop(0), argument_types.pop(0)

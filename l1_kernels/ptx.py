@@ -3,7 +3,8 @@
 "A 16-byte access at (array, index)" starts at element `index` of a C-contiguous array of any dtype, counted as it lies in
 memory; its address must be a multiple of 16. It carries four uint32. `inline_ptx.instruction` explains the notation.
 
-    loads and stores     load16 load16_floats load16_stream load16_shared store16 store16_shared prefetch_l2
+    loads and stores     load16 load16_floats load16_stream load16_stream_if load16_shared
+                         store16 store16_shared prefetch_l2
     asynchronous copies  copy_async16 commit_async wait_async
     16-bit floats        f16_to_f32 bf16_to_f32 f32_to_f16 f32_to_bf16, and the pairs f16x2_to_f32x2 bf16x2_to_f32x2 ...
                          s8x4_to_f16x4 (int8, for the tensor cores)
@@ -54,6 +55,16 @@ def load16_floats(array: Any, index: Any) -> Any:
 def load16_stream(array: Any, index: Any) -> Any:
     """16 bytes of global memory that nobody writes during the kernel and that are read once (weights): kept out of L1."""
     return tuple(_words(array, index))
+
+
+@instruction(
+    "{ .reg .pred inside; setp.ne.s32 inside, $5, 0; mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;"
+    " @inside ld.global.nc.L1::no_allocate.v4.u32 {$0,$1,$2,$3}, [$4]; }",
+    returns="&u32x4", takes=["element", "i32"], effect="read",
+)  # fmt: skip
+def load16_stream_if(array: Any, index: Any, inside: Any) -> Any:
+    """load16_stream where `inside` holds, with no branch; zeros, and no access, where it does not."""
+    return tuple(_words(array, index)) if inside else (np.uint32(0),) * 4
 
 
 @instruction(

@@ -13,7 +13,7 @@ halves of mma i, and x is read at the same k. Nothing is shuffled, no `ldmatrix`
 int8 becomes pairs of fp16 in registers (ptx.s8x4_to_f16x4, 5 instructions for 4 weights); its scale is applied to the sum.
 
 The SPLITS partial sums meet in shared memory after one barrier and are added there by all threads of the group.
-K must be a multiple of 16 bytes; what lies beyond the row's end is read as its last 16 bytes, against an x of zero.
+K must be a multiple of 16 bytes; beyond the row's end nothing is read, by a predicate.
 """
 
 from __future__ import annotations
@@ -59,6 +59,13 @@ class Tensor:
         """Rows of w in a block's tile."""
         return 16 * self.tiles * self.groups
 
+    @property
+    def resident(self) -> int:
+        """Blocks of a multiprocessor that registers must leave room for: 16 warps of 128 registers a lane, or 12 of 168 where
+        the next tile's words, or 16 tokens' x, are held as well."""
+        warps = 12 if self.blocks or self.columns * self.tiles * self.unroll > 2 else 16
+        return max(1, warps * 32 // self.threads)
+
     def shared_bytes(self, job: Job, num_tokens: int, size: int) -> int:
         """Dynamic shared memory: the normalised x."""
         return 4 * pitch_of(size) * num_tokens if job.norm else 0
@@ -95,11 +102,15 @@ def make_tensor(job: Job, plan: Tensor) -> Callable[..., Any]:
     hop = PIECE * splits
     step = hop * unroll
     held = unroll * tiles * 2 * loads * 4
+    holds_x = job.carried and job.norm is None
+    held_x_size = unroll * columns * x_loads * 4 if holds_x else 1
+    num_starts = tiles * 2
     num_sums = tiles * columns * 4
     pairs_per_split = (tiles * columns * 2 + splits - 1) // splits  # pairs of sums that a thread ends
     parts_size = num_sums * 32 * splits * num_groups
     is_pair, is_inner, has_norm = job.pair == "rows", job.pair == "inner", job.norm is not None
     segments = 2 if is_inner else 1
+    dealt = plan.blocks > 0  # otherwise a block has one tile, and nothing of a next one takes up registers
     mma = ptx.mma_bf16 if CARRIED[job.dtype] == "bf16" else ptx.mma_f16
     load_x, load_shared = make_load_x_pairs(CARRIED[job.dtype], job.carried), make_load_shared_pairs()
     norm = make_norm(job.norm or "rmsnorm", CARRIED[job.dtype], False)
@@ -109,20 +120,44 @@ def make_tensor(job: Job, plan: Tensor) -> Callable[..., Any]:
     gated_first, gated_second = job.gated and not is_pair, job.gated
 
     @cuda.jit(device=True, forceinline=True)
-    def fetch(words, w, first_slot, second, k, size):
-        """The warp's next UNROLL pieces of its rows: lane (g, t) of rows g and g + 8, 16 bytes at a time."""
-        num_rows = w.shape[0]
+    def find_rows(starts, first_slot, second, num_rows, size):
+        """Where lane (g, t)'s rows g and g + 8 of each tile start, and its 16 bytes in them. A row past the last one is the last,
+        read again and not written."""
         lane = lane_index()
         for i in range(tiles * 2):
             slot = first_slot + i * 8 + (lane >> 2)
             row = row_of(slot, num_rows) if second else row_of_first(slot, num_rows)
-            base = np.int64(min(row, num_rows - 1)) * size
-            for u in range(unroll):
-                for j in range(loads):
-                    at_k = k + u * hop + j * 4 * per + (lane & 3) * per
-                    v = ptx.load16_stream(w, base + min(at_k, size - per))
-                    at = ((u * tiles * 2 + i) * loads + j) * 4
-                    words[at], words[at + 1], words[at + 2], words[at + 3] = v[0], v[1], v[2], v[3]
+            starts[i] = np.int64(min(row, num_rows - 1)) * size + (lane & 3) * per
+
+    @cuda.jit(device=True, forceinline=True)
+    def fetch(words, w, starts, k, size, u):
+        """Asks for piece u of the warp's rows."""
+        left = size - (lane_index() & 3) * per
+        for i in range(tiles * 2):
+            for j in range(loads):
+                at_k = k + u * hop + j * 4 * per
+                v = ptx.load16_stream_if(w, starts[i] + at_k, at_k < left)
+                at = ((u * tiles * 2 + i) * loads + j) * 4
+                words[at], words[at + 1], words[at + 2], words[at + 3] = v[0], v[1], v[2], v[3]
+
+    @cuda.jit(device=True, forceinline=True)
+    def place_of_x(k, u, j):
+        """Where in a row of x the lane's load j for piece u starts."""
+        lane = lane_index()
+        return k + u * hop + ((lane & 3) * 16 + j * 8 if int8 else j * 32 + (lane & 3) * 8)
+
+    @cuda.jit(device=True, forceinline=True)
+    def fetch_x(held_x, x, k, size, u):
+        """Asks for the 16-bit x that piece u meets, with it: it would cost a wait of its own after it."""
+        if holds_x:
+            last = x.shape[0] - 1
+            for c in range(columns):
+                base = np.int64(min(c * 8 + (lane_index() >> 2), last)) * size
+                for j in range(x_loads):
+                    k_x = place_of_x(k, u, j)
+                    v = load_x(x, base + k_x, k_x < size)
+                    at = ((u * columns + c) * x_loads + j) * 4
+                    held_x[at], held_x[at + 1], held_x[at + 2], held_x[at + 3] = v[0], v[1], v[2], v[3]
 
     @cuda.jit(device=True, forceinline=True)
     def multiply(words, i, b0, b1, sums, at):
@@ -150,14 +185,16 @@ def make_tensor(job: Job, plan: Tensor) -> Callable[..., Any]:
                 sums[at + 2] *= high
                 sums[at + 3] *= high
 
-    @cuda.jit(launch_bounds=(plan.threads, 1))
+    @cuda.jit(launch_bounds=(plan.threads, plan.resident))
     def tensor(
         x, xb, gain, shift, has_shift, gain_b, shift_b, has_shift_b, eps, eps_b, w, scale, bias, has_bias, y,
         wb, scale_b, bias_b, has_bias_b, yb, blocks_a, ahead, ahead_width,
     ):  # fmt: skip
         parts = cuda.shared.array(parts_size, types.float32)
         shared = cuda.shared.array(0, types.uint32)
+        starts = cuda.local.array(num_starts, types.int64)
         words = cuda.local.array(held, types.uint32)
+        held_x = cuda.local.array(held_x_size, types.uint32)
         sums = cuda.local.array(num_sums, types.float32)
         lane, warp = lane_index(), warp_index()
         group = warp // splits
@@ -181,50 +218,61 @@ def make_tensor(job: Job, plan: Tensor) -> Callable[..., Any]:
             num_slots = ((num_rows >> 1) + 7) // 8 * 16
         num_tiles = (num_slots + tile_rows - 1) // tile_rows
         if block < num_tiles:
-            fetch(words, w, block * tile_rows + group * 16 * tiles, second, first_k, size)
+            find_rows(starts, block * tile_rows + group * 16 * tiles, second, num_rows, size)
+            for u in range(unroll):
+                fetch(words, w, starts, first_k, size, u)
+                fetch_x(held_x, x, first_k, size, u)
         pitch = ((size + 63) >> 6) * 32 + 16
         if has_norm:
             norm(x, gain, shift, has_shift, eps, shared, pitch)
-        for tile in range(block, num_tiles, stride):
+        tile = block
+        while tile < num_tiles:
             first_slot = tile * tile_rows + group * 16 * tiles
             for i in range(num_sums):
                 sums[i] = ZERO
             for segment in range(segments):
                 k = first_k
+                w_now, x_now = w, x
                 if is_inner and segment == 1:
                     if int8:
                         rescale(sums, scale, scale_b, first_slot, num_rows)
+                    w_now, x_now = wb, xb
                     size = wb.shape[1]
-                    fetch(words, wb, first_slot, second, k, size)
-                while True:
+                    find_rows(starts, first_slot, second, num_rows, size)
+                    for u in range(unroll):
+                        fetch(words, w_now, starts, k, size, u)
+                        fetch_x(held_x, x_now, k, size, u)
+                more = True
+                while more:
+                    more = k - first_k + step < size
                     for u in range(unroll):
                         for c in range(columns):
                             token = min(c * 8 + (lane >> 2), num_tokens - 1)
                             for j in range(x_loads):
-                                at = k + u * hop + (j * 32 + (lane & 3) * 8 if not int8 else (lane & 3) * 16 + j * 8)
+                                k_x = place_of_x(k, u, j)
                                 if has_norm:
-                                    b = load_shared(shared, token * pitch + (at >> 1), at < size)
-                                elif is_inner and segment == 1:
-                                    b = load_x(xb, np.int64(token) * size + at, at < size)
+                                    b = load_shared(shared, token * pitch + (k_x >> 1), k_x < size)
+                                elif holds_x:
+                                    at = ((u * columns + c) * x_loads + j) * 4
+                                    b = (held_x[at], held_x[at + 1], held_x[at + 2], held_x[at + 3])
                                 else:
-                                    b = load_x(x, np.int64(token) * size + at, at < size)
+                                    b = load_x(x_now, np.int64(token) * size + k_x, k_x < size)
                                 for m in range(tiles):
                                     here = (m * columns + c) * 4
-                                    first = (u * tiles + m) * 2 * loads * 4
-                                    if int8:
-                                        multiply(words, first + 2 * j, b[0], b[1], sums, here)
-                                        multiply(words, first + 2 * j + 1, b[2], b[3], sums, here)
-                                    else:
-                                        multiply(words, first + 4 * j, b[0], b[1], sums, here)
-                                        multiply(words, first + 4 * j + 2, b[2], b[3], sums, here)
+                                    first = (u * tiles + m) * 2 * loads * 4 + (2 if int8 else 4) * j
+                                    multiply(words, first, b[0], b[1], sums, here)
+                                    multiply(words, first + (1 if int8 else 2), b[2], b[3], sums, here)
+                        if more:  # the place that is free now takes its next piece at once
+                            fetch(words, w_now, starts, k + step, size, u)
+                            fetch_x(held_x, x_now, k + step, size, u)
                     k += step
-                    if k - first_k >= size:
-                        break
-                    fetch(words, wb if is_inner and segment == 1 else w, first_slot, second, k, size)
             if is_inner:
                 size = w.shape[1]
-            if tile + stride < num_tiles:
-                fetch(words, w, first_slot + stride * tile_rows, second, first_k, size)
+            if dealt and tile + stride < num_tiles:
+                find_rows(starts, first_slot + stride * tile_rows, second, num_rows, size)
+                for u in range(unroll):
+                    fetch(words, w, starts, first_k, size, u)
+                    fetch_x(held_x, x, first_k, size, u)
             else:
                 fetch_ahead(ahead, ahead_width)
 
@@ -250,7 +298,10 @@ def make_tensor(job: Job, plan: Tensor) -> Callable[..., Any]:
                             end_first(y, t, slot, low, high, num_rows, scale_b, bias, has_bias, bias_b, has_bias_b)
                         else:
                             end_first(y, t, slot, low, high, num_rows, scale, bias, has_bias, bias, False)
+            if not dealt:
+                break
             cuda.syncthreads()
+            tile += stride
 
     return tensor
 

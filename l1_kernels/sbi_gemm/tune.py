@@ -29,13 +29,13 @@ SLACK = 0.01  # a simpler plan that is slower by no more is noise
 
 
 def shapes() -> Iterator[tuple[str, int, int, bool]]:
-    """(name, outputs, inner, behind a norm) of Table I's GeMMs."""
+    """(name, outputs, inner, whether to time it behind a norm too) of Table I's GeMMs."""
     for model, size in HIDDEN.items():
-        yield f"{model} qkv", 3 * size, size, True
+        yield f"{model} qkv", 3 * size, size, False
         yield f"{model} out", size, size, False
         yield f"{model} up", 4 * size, size, True
         yield f"{model} down", size, 4 * size, False
-        yield f"{model} head", HEADS[model], size, True
+        yield f"{model} head", HEADS[model], size, False
 
 
 def candidates(dtype: str, tokens: int, norm: bool) -> list[Any]:
@@ -44,20 +44,24 @@ def candidates(dtype: str, tokens: int, norm: bool) -> list[Any]:
     from l1_kernels.sbi_gemm.wide import Wide
 
     columns = 2 if tokens > 8 else 1
-    dealt = (0, 2) if norm else (0,)
     plans: list[Any] = []
-    for blocks in dealt:
-        if tokens == 1 and dtype != "int8":
-            plans += [Wide(r, s, g, u, blocks) for r, s, g, u in WIDE]
-        plans += [Tensor(t, s, g, u, columns, blocks) for t, s, g, u in (TENSOR_INT8 if dtype == "int8" else TENSOR)]
-    if norm:
-        plans += [Tensor(1, 16, 1, 2, columns, 1), Tensor(1, 8, 2, 2, columns, 1)]
+    if tokens == 1 and dtype != "int8":
+        plans += [Wide(*numbers) for numbers in (WIDE_NORM if norm else WIDE)]
+    for t, s, g, u, blocks in TENSOR_INT8 if dtype == "int8" else TENSOR:
+        few = tokens == 1 and dtype != "int8" and s < 8  # where Wide is the better one
+        if not few and (not norm or blocks or u * s == 8):
+            plans.append(Tensor(t, s, g, u, columns, blocks))
     return plans
 
 
-WIDE = ((1, 1, 4, 4), (2, 1, 4, 2), (4, 1, 4, 1), (4, 1, 4, 2), (2, 2, 4, 2), (2, 4, 2, 2), (1, 4, 2, 4), (2, 8, 1, 2))
-TENSOR = ((1, 4, 1, 2), (1, 8, 1, 1), (1, 8, 1, 2), (1, 16, 1, 1), (1, 16, 1, 2), (2, 8, 1, 1), (1, 4, 2, 2), (2, 4, 2, 1))
-TENSOR_INT8 = ((1, 4, 1, 4), (1, 8, 1, 2), (1, 8, 1, 4), (1, 16, 1, 2), (2, 8, 1, 2), (1, 4, 2, 4))
+# rows, splits, groups, unroll, blocks
+WIDE = (
+    (1, 1, 4, 4, 0), (2, 1, 4, 2, 0), (4, 1, 4, 1, 0), (4, 1, 4, 2, 0), (2, 2, 4, 2, 0), (2, 4, 2, 2, 0), (2, 1, 4, 2, 6), (1, 1, 4, 4, 6),
+)  # fmt: skip
+WIDE_NORM = ((2, 1, 8, 2, 0), (4, 1, 8, 1, 0), (1, 1, 8, 4, 3), (2, 1, 8, 2, 3), (4, 1, 8, 1, 3))
+# tiles, splits, groups, unroll, blocks
+TENSOR = ((1, 4, 1, 2, 0), (1, 8, 1, 1, 0), (1, 8, 1, 2, 0), (1, 16, 1, 1, 0), (2, 8, 1, 1, 0), (1, 4, 1, 1, 3), (1, 8, 1, 1, 2))
+TENSOR_INT8 = ((1, 4, 1, 4, 0), (1, 4, 1, 2, 0), (1, 8, 1, 2, 0), (1, 16, 1, 1, 0), (1, 8, 1, 1, 2))
 
 
 class Tuner:

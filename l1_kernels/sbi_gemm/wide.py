@@ -12,7 +12,7 @@ What the draft of this kernel lost, it lost at the ends, so:
     - a block that has asked for its last weights fetches its share of the next launch's into L2 (job.py, `ahead`), so
       that memory works on while the grid ends and the next one starts.
 
-K must be a multiple of 16 bytes; a lane beyond the row's end reads its last 16 bytes again, against an x of zero.
+K must be a multiple of 16 bytes; a lane beyond the row's end reads nothing, by a predicate.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from l1_kernels import groups, ptx
 from l1_kernels.cuda_api import cuda
 from l1_kernels.sbi_gemm.job import PER_LOAD, Job, make_fetch_ahead, make_row_of, make_write, signature
 from l1_kernels.sbi_gemm.prologue import make_norm
-from l1_kernels.sbi_gemm.words import ZEROS4, ZEROS8, make_load_x, make_unpack
+from l1_kernels.sbi_gemm.words import ZEROS4, ZEROS8, make_load_x, make_numbers_of, make_unpack
 
 ZERO, ONE = np.float32(0), np.float32(1)
 reduce_sum, lane_index, warp_index = groups.reduce_sum, groups.lane, groups.warp
@@ -54,6 +54,11 @@ class Wide:
     def tile(self) -> int:
         """Rows of w in a tile."""
         return self.rows * self.groups
+
+    @property
+    def resident(self) -> int:
+        """Blocks of a multiprocessor that registers must leave room for: 24 warps, at most 85 registers a lane."""
+        return max(1, 24 * 32 // self.threads)
 
     def shared_bytes(self, job: Job, num_tokens: int, size: int) -> int:
         """Dynamic shared memory: the normalised x."""
@@ -110,10 +115,15 @@ def make_wide(job: Job, plan: Wide) -> Callable[..., Any]:
     held = rows * unroll * 4
     parts_size = 2 * splits * tile_rows
     word = types.float32 if job.dtype == "fp32" else types.uint32
+    x_words = 4 if job.carried or job.dtype == "fp32" else 8
+    x_word = types.uint32 if job.carried else types.float32
+    held_x_size = x_words * unroll
     is_pair, is_inner, has_norm, split = job.pair == "rows", job.pair == "inner", job.norm is not None, splits > 1
     segments = 2 if is_inner else 1
-    load_w = ptx.load16_floats if job.dtype == "fp32" else ptx.load16_stream
-    dot, load_x, load_shared = make_dot(job.dtype), make_load_x(job.dtype, job.carried), make_load_shared(job.dtype)
+    dealt = plan.blocks > 0  # otherwise a block has one tile, and nothing of a next one takes up registers
+    load_w = make_load_x(4, False) if job.dtype == "fp32" else ptx.load16_stream_if
+    dot, load_shared = make_dot(job.dtype), make_load_shared(job.dtype)
+    load_x, numbers_of = make_load_x(x_words, job.carried), make_numbers_of(job.dtype, x_words, job.carried)
     norm = make_norm(job.norm or "rmsnorm", job.dtype, True)
     fetch_ahead = make_fetch_ahead(job.dtype)
     row_of, row_of_first = make_row_of(job.gated, 1), make_row_of(job.gated and job.pair != "rows", 1)
@@ -121,26 +131,39 @@ def make_wide(job: Job, plan: Wide) -> Callable[..., Any]:
     gated_first, gated_second = job.gated and not is_pair, job.gated
 
     @cuda.jit(device=True, forceinline=True)
-    def fetch(held_words, w, first_slot, second, k, size):
-        """The warp's next ROWS * UNROLL loads."""
-        num_rows = w.shape[0]
+    def find_rows(starts, first_slot, second, num_rows, size):
+        """Where the warp's ROWS rows start. A row past the last one is the last, read again and not written."""
         for r in range(rows):
-            slot = first_slot + r
-            row = row_of(slot, num_rows) if second else row_of_first(slot, num_rows)
-            base = np.int64(min(row, num_rows - 1)) * size
-            for u in range(unroll):
-                v = load_w(w, base + min(k + u * hop, size - per))
-                at = (u * rows + r) * 4
-                held_words[at], held_words[at + 1], held_words[at + 2], held_words[at + 3] = v[0], v[1], v[2], v[3]
+            row = row_of(first_slot + r, num_rows) if second else row_of_first(first_slot + r, num_rows)
+            starts[r] = np.int64(min(row, num_rows - 1)) * size
 
-    @cuda.jit(launch_bounds=(plan.threads, 1))
+    @cuda.jit(device=True, forceinline=True)
+    def fetch(words, w, starts, k, size, u):
+        """Asks for piece u of the warp's ROWS rows."""
+        k += u * hop
+        for r in range(rows):
+            v = load_w(w, starts[r] + k, k < size)
+            at = (u * rows + r) * 4
+            words[at], words[at + 1], words[at + 2], words[at + 3] = v[0], v[1], v[2], v[3]
+
+    @cuda.jit(device=True, forceinline=True)
+    def fetch_x(held_x, x, k, size, u):
+        """Asks for the numbers of x that piece u meets, with it: they would cost a wait of their own after it."""
+        if not has_norm:
+            v = load_x(x, k + u * hop, k + u * hop < size)
+            for i in range(x_words):
+                held_x[u * x_words + i] = v[i]
+
+    @cuda.jit(launch_bounds=(plan.threads, plan.resident))
     def wide(
         x, xb, gain, shift, has_shift, gain_b, shift_b, has_shift_b, eps, eps_b, w, scale, bias, has_bias, y,
         wb, scale_b, bias_b, has_bias_b, yb, blocks_a, ahead, ahead_width,
     ):  # fmt: skip
         parts = cuda.shared.array(parts_size, types.float32)
         shared = cuda.shared.array(0, word)
+        starts = cuda.local.array(rows, types.int64)
         words = cuda.local.array(held, word)
+        held_x = cuda.local.array(held_x_size, x_word)
         sums = cuda.local.array(rows, types.float32)
         lane, warp = lane_index(), warp_index()
         group = warp // splits
@@ -159,11 +182,15 @@ def make_wide(job: Job, plan: Wide) -> Callable[..., Any]:
         num_rows, size = w.shape
         num_tiles = (num_rows + tile_rows - 1) // tile_rows
         if block < num_tiles:
-            fetch(words, w, block * tile_rows + group * rows, second, first_k, size)
+            find_rows(starts, block * tile_rows + group * rows, second, num_rows, size)
+            for u in range(unroll):
+                fetch(words, w, starts, first_k, size, u)
+                fetch_x(held_x, x, first_k, size, u)
         if has_norm:
             norm(x, gain, shift, has_shift, eps, shared, 0)
         parity = 0
-        for tile in range(block, num_tiles, stride):
+        tile = block
+        while tile < num_tiles:
             slot = tile * tile_rows + group * rows + lane  # lane r < ROWS ends the row of slot r
             mine = row_of(slot, num_rows) if second else row_of_first(slot, num_rows)
             ends = lane < rows and warp == group * splits and slot < num_rows
@@ -175,31 +202,37 @@ def make_wide(job: Job, plan: Wide) -> Callable[..., Any]:
                     added += bias_b[mine]
             for r in range(rows):
                 sums[r] = ZERO
+            first_slot = tile * tile_rows + group * rows
             for segment in range(segments):
                 k = first_k
+                w_now, x_now = w, x
                 if is_inner and segment == 1:
+                    w_now, x_now = wb, xb
                     size = wb.shape[1]
-                    fetch(words, wb, tile * tile_rows + group * rows, second, k, size)
-                while True:
+                    find_rows(starts, first_slot, second, num_rows, size)
+                    for u in range(unroll):
+                        fetch(words, w_now, starts, k, size, u)
+                        fetch_x(held_x, x_now, k, size, u)
+                more = True
+                while more:
+                    more = k - first_k + step < size
                     for u in range(unroll):
                         at = k + u * hop
-                        if has_norm:
-                            numbers = load_shared(shared, at, at < size)
-                        elif is_inner and segment == 1:
-                            numbers = load_x(xb, at, at < size)
-                        else:
-                            numbers = load_x(x, at, at < size)
+                        numbers = load_shared(shared, at, at < size) if has_norm else numbers_of(held_x, u * x_words)
                         for r in range(rows):
                             i = (u * rows + r) * 4
                             sums[r] = dot((words[i], words[i + 1], words[i + 2], words[i + 3]), numbers, sums[r])
+                        if more:  # the place that is free now takes its next piece at once
+                            fetch(words, w_now, starts, k + step, size, u)
+                            fetch_x(held_x, x_now, k + step, size, u)
                     k += step
-                    if k - first_k >= size:
-                        break
-                    fetch(words, wb if is_inner and segment == 1 else w, tile * tile_rows + group * rows, second, k, size)
             if is_inner:
                 size = w.shape[1]
-            if tile + stride < num_tiles:
-                fetch(words, w, (tile + stride) * tile_rows + group * rows, second, first_k, size)
+            if dealt and tile + stride < num_tiles:
+                find_rows(starts, first_slot + stride * tile_rows, second, num_rows, size)
+                for u in range(unroll):
+                    fetch(words, w, starts, first_k, size, u)
+                    fetch_x(held_x, x, first_k, size, u)
             else:
                 fetch_ahead(ahead, ahead_width)
             total = ZERO
@@ -227,6 +260,9 @@ def make_wide(job: Job, plan: Wide) -> Callable[..., Any]:
                     up = groups.shfl_down(total, 1)
                     if ends and not (gated_first and (lane & 1)):
                         write_first(y, 0, mine, total, up)
+            if not dealt:
+                break
+            tile += stride
 
     return wide
 

@@ -50,20 +50,20 @@ def make_pack(dtype: str) -> Callable[..., Any]:
 
 
 @cache
-def make_load_x(dtype: str, carried: bool) -> Callable[..., Any]:
-    """load_x(x, index, inside) -> float32: 4 of them for dtype fp32, 8 otherwise, from global memory; zeros where not `inside`."""
-    if dtype == "fp32":
+def make_load_x(count: int, carried: bool) -> Callable[..., Any]:
+    """load_x(x, index, inside) -> `count` words of x from global memory, 4 of 16-bit pairs (`carried`), 4 or 8 float32;
+    zeros where not `inside`. As they come: a conversion would wait for them."""
+    if carried:
+
+        @cuda.jit(device=True, forceinline=True)
+        def load_x(x, index, inside):
+            return ptx.load16(x, index) if inside else ZERO_WORDS
+
+    elif count == 4:
 
         @cuda.jit(device=True, forceinline=True)
         def load_x(x, index, inside):
             return ptx.load16_floats(x, index) if inside else ZEROS4
-
-    elif carried:
-        unpack = make_unpack(dtype)
-
-        @cuda.jit(device=True, forceinline=True)
-        def load_x(x, index, inside):
-            return unpack(ptx.load16(x, index)) if inside else ZEROS8
 
     else:
 
@@ -76,6 +76,31 @@ def make_load_x(dtype: str, carried: bool) -> Callable[..., Any]:
             return ZEROS8
 
     return load_x
+
+
+@cache
+def make_numbers_of(dtype: str, count: int, carried: bool) -> Callable[..., Any]:
+    """numbers_of(held, at) -> the float32 of `count` held words: 4 for fp32 weights, 8 otherwise."""
+    if carried:
+        unpack = make_unpack(dtype)
+
+        @cuda.jit(device=True, forceinline=True)
+        def numbers_of(held, at):
+            return unpack((held[at], held[at + 1], held[at + 2], held[at + 3]))
+
+    elif count == 4:
+
+        @cuda.jit(device=True, forceinline=True)
+        def numbers_of(held, at):
+            return held[at], held[at + 1], held[at + 2], held[at + 3]
+
+    else:
+
+        @cuda.jit(device=True, forceinline=True)
+        def numbers_of(held, at):
+            return held[at], held[at + 1], held[at + 2], held[at + 3], held[at + 4], held[at + 5], held[at + 6], held[at + 7]
+
+    return numbers_of
 
 
 @cache

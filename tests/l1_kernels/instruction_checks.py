@@ -88,6 +88,13 @@ def load_stream_kernel(source, out):
 
 
 @cuda.jit
+def load_stream_if_kernel(source, out):
+    i = cuda.grid(1)
+    a, b, c, d = ptx.load16_stream_if(source, i * 16, i % 3 > 0)
+    out[i, 0], out[i, 1], out[i, 2], out[i, 3] = a, b, c, d
+
+
+@cuda.jit
 def store_kernel(source, out):
     i = cuda.grid(1)
     ptx.store16(out, i * 4, ptx.load16(source, i * 8))
@@ -147,6 +154,11 @@ MEMORY = [
         "load16_stream", load_stream_kernel, "void(int8[::1], uint32[:, ::1])",
         lambda rng: [random_words(rng, np.int8, 16 * 2 * THREADS), unset(8 * THREADS).reshape(-1, 4)],
         lambda a: {1: words(a[0]).reshape(-1, 4)}, grid=2, ptx="ld.global.nc.L1::no_allocate.v4.u32",
+    ),
+    Check(
+        "load16_stream_if", load_stream_if_kernel, "void(int8[::1], uint32[:, ::1])",
+        lambda rng: [random_words(rng, np.int8, 8 * 2 * THREADS * 2), unset(8 * THREADS).reshape(-1, 4)],
+        lambda a: {1: words(a[0]).reshape(-1, 4) * (np.arange(2 * THREADS) % 3 > 0)[:, None]}, grid=2, ptx="@inside ld.global.nc",
     ),
     Check(
         "store16", store_kernel, "void(uint16[:, ::1], uint32[::1])",
