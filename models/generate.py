@@ -46,6 +46,8 @@ class Model(Protocol):
 
     def forward(self, batch: Batch, cache: Any) -> Any: ...
 
+    def first_not_finite(self, batch: Batch, cache: Any) -> str: ...
+
 
 AHEAD = 2  # replays between the device and the host: one runs while the other's tokens are read
 
@@ -190,8 +192,9 @@ def _one_step(
     """A pass from Python: the next token of all running sequences, then of those that start."""
     for sequence in starting:
         cache.lengths[sequence.row] = 0  # the row's last owner is gone
-    logits = runner.device.to_host(runner.forward(_next_batch(running, starting), cache))
-    yield _choose(runner, logits, running + starting, options)
+    batch = _next_batch(running, starting)
+    logits = runner.device.to_host(runner.forward(batch, cache))
+    yield _choose(runner, logits, running + starting, options, batch, cache)
 
 
 def _replayed_steps(runner: Model, decoder: Decoder, running: list[_Sequence], options: GenerateOptions) -> Iterator[list[int]]:
@@ -206,7 +209,8 @@ def _replayed_steps(runner: Model, decoder: Decoder, running: list[_Sequence], o
             raise ValueError("decoder: must choose as the options say, or the likeliest token")
         while none_ended():
             decoder.launch()
-            tokens = _choose(runner, decoder.logits(), running, options)
+            batch = Batch.step(*_last_tokens(running))
+            tokens = _choose(runner, decoder.logits(), running, options, batch, decoder.cache)
             yield tokens
             decoder.force(tokens)
         return
@@ -250,14 +254,16 @@ def _history(running: list[_Sequence]) -> tuple[list[int], list[int], list[list[
     return [r.index for r in results], [len(r.token_ids) for r in results], [r.prompt_ids + r.token_ids for r in results]
 
 
-def _choose(runner: Model, logits: np.ndarray, running: list[_Sequence], options: GenerateOptions) -> list[int]:
-    """logits [n, V], one row a running sequence -> their next tokens, decided on one rank."""
+def _choose(
+    runner: Model, logits: np.ndarray, running: list[_Sequence], options: GenerateOptions, batch: Batch, cache: Any
+) -> list[int]:
+    """logits [n, V], one row a running sequence -> their next tokens, decided on one rank. batch, cache: of the pass."""
     if options.check_nan and not np.isfinite(logits).all():
         first = int(np.flatnonzero(~np.isfinite(logits).all(axis=1))[0])
         broken = running[first].result
         raise UserError(
-            f"--check-nan: logits of prompt {broken.index + 1} are not all finite at new token {len(broken.token_ids) + 1}: "
-            f"try --dtype fp32 (or bf16)"
+            f"--check-nan: logits of prompt {broken.index + 1} are not all finite at new token {len(broken.token_ids) + 1}, "
+            f"first in {runner.first_not_finite(batch, cache)}: try --dtype fp32 (or bf16)"
         )
     tokens = None
     if runner.collective.rank == 0:

@@ -101,6 +101,19 @@ class Runner:
             return "the ranks exchange through host memory"
         return None
 
+    def first_not_finite(self, batch: Batch, cache: KVCache) -> str:
+        """Where numbers stop being finite in this pass: "layer 3" or so. Runs it again (the cache gets what it has), a look
+        after every layer; on all tensor-parallel ranks together."""
+        step, xp = self._upload(batch), self.device.xp
+        x = self.embedding(step)
+        if not bool(xp.isfinite(x).all()):
+            return "the embedding"
+        for index, block in enumerate(self.blocks):
+            x = block(x, self.weights.layer(index), step, cache.layers[index])
+            if not bool(xp.isfinite(x).all()):
+                return f"layer {index}"
+        return "the head"
+
     def _pass(self, batch: Batch, cache: KVCache) -> Array:
         self._check(batch, cache)
         x = self._layers(self._upload(batch), cache)

@@ -144,7 +144,7 @@ def test_logits_that_are_no_numbers_end_the_run(device, check_nan):
         return decode(slots, cache)
 
     broken.decode = poisoned
-    with pytest.raises(UserError, match="--check-nan: logits of prompt 1 .* new token 2" if check_nan else "prompt 0 .* new token 1"):
+    with pytest.raises(UserError, match="--check-nan: logits of prompt 1 .* new token 2, first in the head" if check_nan else "prompt 0 .* new token 1"):
         replayed(broken, prompts, options)
 
 

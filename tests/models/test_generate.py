@@ -127,8 +127,11 @@ def test_check_nan_names_prompt_and_step():
                 logits[1, 5] = -np.inf  # never the largest: only --check-nan sees it
             return logits
 
+        def first_not_finite(self, batch, cache):
+            return f"a pass of {len(batch.tokens)} tokens"
+
     options = GenerateOptions(max_new_tokens=4, check_nan=True)
-    with pytest.raises(UserError, match="prompt 2 .*new token 3"):
+    with pytest.raises(UserError, match="prompt 2 .*new token 3, first in a pass of 2 tokens"):
         generate(Broken(), [[1], [2]], options)
     generate(Broken(), [[1], [2]], GenerateOptions(max_new_tokens=4))
 
