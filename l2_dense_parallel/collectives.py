@@ -1,6 +1,6 @@
 """What ranks of a group do together, as the layers see it: one protocol, and the implementation for a group of one.
 
-The rest: `mpi_collective.py` (host memory), `nccl_collective.py` (GPUs). `open_collective` picks.
+The rest: `mpi_collective.py` (host memory), `nccl_collective.py` (GPUs). `open_collective.py` picks.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from l1_kernels.weight import Array
-from l2_dense_parallel.mesh import Mesh
-from l2_dense_parallel.world import World
 
 
 @dataclass(slots=True)
@@ -81,25 +79,6 @@ class NoCollective:
 
     def barrier(self) -> None:
         return
-
-
-def open_collective(world: World, mesh: Mesh, axis: str, device: str = "cpu", share_gpu: bool = False) -> Collective:
-    """The collective of this rank's group on `axis` ("tp", "dp", ...). device: "cpu" | "sim" | "cuda"; all ranks of the
-    group call it together, on cuda after each has made its GPU current. share_gpu: ranks share a GPU, which NCCL
-    refuses, so device arrays go through host memory."""
-    communicator = mesh.communicators.get(axis)
-    if communicator is None or world.watchdog is None:
-        return NoCollective()
-    from l2_dense_parallel.mpi_collective import MPICollective, StagedCollective
-
-    arguments = (communicator, world.watchdog, axis, mesh.members[axis])
-    if device != "cuda":
-        return MPICollective(*arguments)
-    if share_gpu:
-        return StagedCollective(*arguments)
-    from l2_dense_parallel.nccl_collective import NCCLCollective
-
-    return NCCLCollective(*arguments)
 
 
 def check_float32(x: Array, operation: str, dimensions: int | None = None) -> None:

@@ -16,9 +16,10 @@ from typing import Any
 from l1_kernels.device import Device, cuda_problem, open_device
 from l1_kernels.errors import UserError
 from l1_kernels.kernel_cache import kernel_cache
-from l2_dense_parallel.collectives import Collective, open_collective
+from l2_dense_parallel.collectives import Collective
 from l2_dense_parallel.gpus import choose_gpus
 from l2_dense_parallel.mesh import Mesh, build_mesh, choose_shape
+from l2_dense_parallel.open_collective import open_collective
 from l2_dense_parallel.slicing import Shard
 from l2_dense_parallel.world import World
 from layers.config import ModelConfig

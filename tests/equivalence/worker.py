@@ -18,8 +18,8 @@ def main(world: World) -> int:
     from l1_kernels.device import open_device, prepare
 
     prepare(fields["device"])
-    from l2_dense_parallel.collectives import open_collective
     from l2_dense_parallel.mesh import MeshShape, build_mesh
+    from l2_dense_parallel.open_collective import open_collective
     from l2_dense_parallel.slicing import Shard
     from tests.equivalence.run import check_setting
     from tests.equivalence.settings import Setting

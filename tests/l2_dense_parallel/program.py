@@ -28,8 +28,8 @@ def sums(world: World) -> None:
     """Every collective against its definition; the same bits on every rank."""
     import numpy as np
 
-    from l2_dense_parallel.collectives import open_collective
     from l2_dense_parallel.mesh import MeshShape, build_mesh
+    from l2_dense_parallel.open_collective import open_collective
 
     mesh = build_mesh(world.start(), MeshShape(tp=world.size))
     assert mesh is not None
@@ -96,8 +96,8 @@ def meshes(world: World) -> None:
     """dp = 2: sums stay within a tp group, results come to rank 0, a rank that stands aside waits quietly."""
     import numpy as np
 
-    from l2_dense_parallel.collectives import open_collective
     from l2_dense_parallel.mesh import MeshShape, build_mesh
+    from l2_dense_parallel.open_collective import open_collective
 
     world.start()
     assert len(world.hosts) == world.size
@@ -154,8 +154,8 @@ def fail(world: World, how: str, who: str) -> None:
     """Rank `who` ("all": every rank) fails in way `how`, while the rest wait for it in an all-reduce."""
     import numpy as np
 
-    from l2_dense_parallel.collectives import open_collective
     from l2_dense_parallel.mesh import MeshShape, build_mesh
+    from l2_dense_parallel.open_collective import open_collective
 
     mesh = build_mesh(world.start(), MeshShape(tp=world.size))
     assert mesh is not None
@@ -256,9 +256,9 @@ def gpu_sums(world: World, how: str) -> None:
     import cupy
     import numpy as np
 
-    from l2_dense_parallel.collectives import open_collective
     from l2_dense_parallel.gpus import choose_gpus
     from l2_dense_parallel.mesh import MeshShape, build_mesh
+    from l2_dense_parallel.open_collective import open_collective
 
     index, taking_part, line = choose_gpus(world.start(), asked=True, share_gpu=how == "share")
     assert taking_part == list(range(world.size)) and line == ""
@@ -298,9 +298,9 @@ def gpu_sums(world: World, how: str) -> None:
 def gpu_leave(world: World) -> None:
     import cupy
 
-    from l2_dense_parallel.collectives import open_collective
     from l2_dense_parallel.gpus import choose_gpus
     from l2_dense_parallel.mesh import MeshShape, build_mesh
+    from l2_dense_parallel.open_collective import open_collective
 
     index, _, _ = choose_gpus(world.start(), asked=True, share_gpu=False)
     cupy.cuda.Device(index).use()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from l2_dense_parallel.collectives import NoCollective, open_collective
+from l2_dense_parallel.collectives import NoCollective
 from l2_dense_parallel.mesh import Mesh, MeshShape, build_mesh
+from l2_dense_parallel.open_collective import open_collective
 from l2_dense_parallel.ranks import Launch
 from l2_dense_parallel.world import World
 from tests.l2_dense_parallel.launch import on_ranks
