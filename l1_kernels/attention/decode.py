@@ -2,23 +2,24 @@
 
 qkv float32 [T, H+2G, d], caches [B, G, S, d] in their dtype's carrier, rows and ends int32 [T], slopes float32 [H], out
 float32 [T, H*d]: all in global memory, and `work` and `arrivals` too, which hold what blocks tell each other.
-With L keys a token: 4*T*H*L*d operations, 2*T*G*L*d numbers of cache, each read once: H/G operations a byte in 16 bits, so
-bound by bytes. What gpu.py does besides: it reads them H/G times, 2 bytes a lane, by T*H blocks, too few for a GPU.
+With L keys a token: 4*T*H*L*d operations, 2*T*G*L*d numbers of cache, each read from memory once (a group of more than 4 query
+heads reads them again from L2): H/G operations a byte in 16 bits, so bound by bytes. gpu.py does the same with 2-byte loads,
+H/G times over, and in T*H blocks, too few for a GPU.
 
-    block (t, g, s) -> token t, key head g (HEADS of its query heads at a time), stretch s of the keys
+    block (t, g, s) -> token t, key head g (up to 4 of its query heads), stretch s of the keys
 
         keys of token t    [ stretch 0 | stretch 1 | stretch 2 | ... ]   of equal length, whole steps
-        a step             [ warp 0    | warp 1    | warp 2    | warp 3 ]
-        a warp's tile      [ key key | key key | key key | key key ]     UNROLL loads, 32 / LANES keys each
-        a key              LANES lanes, 8 dimensions each (16 bytes, or twice 16 of fp32)
+        a step             [ warp 0    | warp 1    | warp 2    | ... ]   4 or 8 warps
+        a warp's tile      [ key key | key key | key key | key key ]     `unroll` loads, 32 / `lanes` keys each
+        a key              `lanes` lanes, 8 dimensions each (16 bytes, or twice 16 of fp32)
 
-Each group of LANES lanes keeps an online softmax (best score, sum, weighted values) of its own for each query head. They are
+Each group of `lanes` lanes keeps an online softmax (best score, sum, weighted values) of its own for each query head. They are
 joined by shuffles, then over warps in shared memory, then over stretches: a block writes its part to `work` and counts itself
 in `arrivals`; the last of a token and key head joins the parts and sets the count back to 0 for the next launch.
 Lengths are known on the device only (a CUDA graph replays while they grow): the grid is sized by the cache's S, stretches by
 the length, and blocks without keys return at once; nobody waits for them.
 
-The launcher takes other shapes to gpu.py: d > 256, d not a multiple of 8, caches that do not lie at a multiple of 16 bytes.
+The launcher takes other shapes to gpu.py: d > 256, d not a multiple of 8, arrays that do not lie at a multiple of 16 bytes.
 """
 
 from __future__ import annotations
@@ -60,12 +61,12 @@ def heads_a_block(group: int) -> int:
 
 
 def warps_a_block(heads: int) -> int:
-    return 4 if heads == 4 else 8
+    return 8 if heads == 1 else 4
 
 
 def blocks_a_multiprocessor(heads: int) -> int:
     """What the compiler fits the registers to: 12 warps of 168, or 16 of 128."""
-    return 3 if heads == 4 else 2
+    return 2 if heads == 1 else 3
 
 
 def unroll(dtype: str) -> int:

@@ -19,7 +19,8 @@ of shared memory is read 16 bytes a lane: of K lane (g, t) takes the dimensions 
 dimensions 64j + 8g .. + 7 of the keys whose probabilities it holds, eight mma's. Column c of S stands for key c/2 of eight
 (c even) or 4 + (c/2 + 2) % 4 (odd): with rows that are 32 bytes longer than a multiple of 128 no two lanes meet in a bank.
 
-The launcher takes other shapes elsewhere: fp32, d > 256, d not a multiple of 8, caches that do not lie at a multiple of 16.
+The launcher takes other shapes elsewhere: fp32, d > 256, d not a multiple of 8, caches that do not lie at a multiple of 16
+bytes.
 """
 
 from __future__ import annotations
