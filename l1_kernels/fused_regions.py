@@ -2,17 +2,17 @@
 
     region                launches here   unfused
     norm_linear                 1             2
-    norm_feed_forward           1             3 (gated 3)
+    norm_feed_forward           1             3
     linear_add                  1             2
     norm_pair                   1             4
-    linear_add_pair             1             4
+    linear_add_pair             1             4         and one more for a norm beyond `norm_tokens` tokens
 
 Bytes that no longer travel, of 4 a number, T tokens: norm_linear 2TD, norm_feed_forward 2TD + 2TF (gated 2TD + 4TF), linear_add
 2TD; `hidden` is handed on in 16 bits. At T = 1 they are nothing beside the weights: the gain is in launches, a dependent
 step costs about 4 us however small it is.
 
-The order in which a model comes by its weights is the same in every pass. It is learnt here in the first one, and each
-launch is told which weights the next will read: a block without work left fetches its share of them into L2.
+With `ahead_bytes` each launch is told which weights the next one will read, and a block without work left fetches its share
+of them into L2. The order in which a model comes by its weights is the same in every pass; it is learnt in the first one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from l1_kernels.sbi_gemm.tensor import pitch_of
 from l1_kernels.weight import CARRIER, Array, Weight
 
 LINE = 128  # bytes
-AHEAD_BYTES = 12 << 20  # of the next weights, fetched into L2: what memory gives in about 3 us
+NORM_TOKENS = 1  # on an H200 from 8 tokens on a norm in every block costs 6 us and more, a launch of its own about 3
 NORM_BYTES = 200 * 1024  # of shared memory for a normalised x
 
 
@@ -46,13 +46,13 @@ class FusedRegions:
 
     multiprocessors   of the GPU
     table             the tuner's (sbi_gemm/plans.py)
-    ahead_bytes       of the next weights to fetch into L2 at the end of a launch; 0: none
+    ahead_bytes       of the next weights to fetch into L2 at the end of a launch; 0: none (measured: no gain, no loss)
     norm_tokens       up to so many tokens every block makes the norm itself; beyond, the norm is a launch of its own
     """
 
     def __init__(
         self, kernels: GpuKernels, multiprocessors: int, table: list[dict[str, Any]] | None = None,
-        ahead_bytes: int = AHEAD_BYTES, norm_tokens: int = MAX_TOKENS,
+        ahead_bytes: int = 0, norm_tokens: int = NORM_TOKENS,
     ) -> None:  # fmt: skip
         self.kernels = kernels
         self.unfused = UnfusedRegions(kernels)
@@ -64,24 +64,26 @@ class FusedRegions:
         self._plans: dict[Any, Plan] = {}
 
     def norm_linear(self, x: Array, norm: NormArgs | None, weight: Weight, bias: Array | None) -> Array:
-        job = Job(weight.dtype, norm=_kind(norm))
+        job = Job(weight.dtype, norm=_kind(norm), carried=norm is None and x.dtype != FLOAT32)
         if not self._takes(job, x, weight):
             return self.unfused.norm_linear(x, norm, weight, bias)
         self._check(x, norm, weight, bias)
         if norm is not None and not self._fits(x):
-            return self.norm_linear(apply_norm_args(self.kernels, x, norm), None, weight, bias)
+            return self.norm_linear(self._normed(x, norm, weight), None, weight, bias)
         y = self.kernels.new((x.shape[0], weight.data.shape[0]), np.float32)
         self._run(job, _operand(x, norm, weight, bias, y))
         return y
 
     def norm_feed_forward(self, x: Array, norm: NormArgs | None, weight: Weight, bias: Array | None, kind: str, gated: bool) -> Array:
         checks.known(kind, "kind", activation.KINDS)
-        job = Job(weight.dtype, norm=_kind(norm), activation=kind, gated=gated, carries=self._carries(weight, gated))
+        carried = norm is None and x.dtype != FLOAT32
+        carries = self._carries(weight, gated)
+        job = Job(weight.dtype, norm=_kind(norm), carried=carried, activation=kind, gated=gated, carries=carries)
         if not self._takes(job, x, weight):
             return self.unfused.norm_feed_forward(x, norm, weight, bias, kind, gated)
         self._check(x, norm, weight, bias, gated)
         if norm is not None and not self._fits(x):
-            return self.norm_feed_forward(apply_norm_args(self.kernels, x, norm), None, weight, bias, kind, gated)
+            return self.norm_feed_forward(self._normed(x, norm, weight), None, weight, bias, kind, gated)
         hidden = self._hidden(job, x.shape[0], weight)
         self._run(job, _operand(x, norm, weight, bias, hidden))
         return hidden
@@ -100,17 +102,17 @@ class FusedRegions:
         up: tuple[Weight, Array | None], kind: str, gated: bool,
     ) -> tuple[Array, Array]:  # fmt: skip
         checks.known(kind, "kind", activation.KINDS)
-        carries = self._carries(up[0], gated)
-        job = Job(qkv[0].dtype, norm=_kind(norms[0]), activation=kind, gated=gated, carries=carries, pair="rows")
+        carried, carries = norms[0] is None and x.dtype != FLOAT32, self._carries(up[0], gated)
+        job = Job(qkv[0].dtype, _kind(norms[0]), carried, activation=kind, gated=gated, carries=carries, pair="rows")
         alike = qkv[0].dtype == up[0].dtype and _kind(norms[0]) == _kind(norms[1])
         if not (alike and self._takes(job, x, qkv[0], up[0])):
             return self.norm_linear(x, norms[0], *qkv), self.norm_feed_forward(x, norms[1], *up, kind, gated)
         self._check(x, norms[0], *qkv)
         self._check(x, norms[1], *up, gated)
-        if job.norm and not self._fits(x):
+        if norms[0] is not None and not self._fits(x):
             if norms[0] is not norms[1]:
                 return self.norm_linear(x, norms[0], *qkv), self.norm_feed_forward(x, norms[1], *up, kind, gated)
-            return self.norm_pair(apply_norm_args(self.kernels, x, norms[0]), (None, None), qkv, up, kind, gated)
+            return self.norm_pair(self._normed(x, norms[0], qkv[0]), (None, None), qkv, up, kind, gated)
         y, hidden = self.kernels.new((x.shape[0], qkv[0].data.shape[0]), np.float32), self._hidden(job, x.shape[0], up[0])
         self._run(job, _operand(x, norms[0], *qkv, y), _operand(x, norms[1], *up, hidden))
         return y, hidden
@@ -145,6 +147,12 @@ class FusedRegions:
     def _fits(self, x: Array) -> bool:
         """Whether a block has room, and the GPU time, for the normalised x."""
         return x.shape[0] <= self.norm_tokens and x.shape[0] * 4 * pitch_of(x.shape[1]) <= NORM_BYTES
+
+    def _normed(self, x: Array, norm: NormArgs, weight: Weight) -> Array:
+        """The norm by itself, in the 16 bits that a GeMM with `weight` reads."""
+        if weight.dtype == "fp32":
+            return apply_norm_args(self.kernels, x, norm)
+        return launch.norm_rows(self.kernels, x, norm.kind, norm.weight, norm.bias, norm.eps, CARRIED[weight.dtype])
 
     def _check(self, x: Array, norm: NormArgs | None, weight: Weight, bias: Array | None, gated: bool = False) -> None:
         checks.matrix(weight, "weight")

@@ -130,8 +130,3 @@ def make_fetch_ahead(dtype: str) -> Callable[..., Any]:
                 ptx.prefetch_l2(w, row * size + min((i - row * lines) * line, size - 1))
 
     return fetch_ahead
-
-
-def as_function(kind: str) -> Callable[..., Any]:
-    """activation(x) as a device function."""
-    return FUNCTIONS[kind]

@@ -72,8 +72,8 @@ def _split_k(kernels: GpuKernels, weight: Weight) -> Multiply:
         partial = kernels.new((SPLITS, *y.shape), np.float32)
         grid = (ceil_div(y.shape[1], 32), y.shape[0], SPLITS)
         kernels.launch(split_k.make_partial(weight.dtype, m, WARPS), grid, 32 * WARPS, 0, x, packed, partial)
-        grid = (ceil_div(y.shape[1], split_k.THREADS), y.shape[0])
-        kernels.launch(split_k.make_sum(weight.dtype), grid, split_k.THREADS, 0, partial, kernels.or_absent(weight.scale), y)
+        sums = (ceil_div(y.shape[1], split_k.THREADS), y.shape[0])
+        kernels.launch(split_k.make_sum(weight.dtype), sums, split_k.THREADS, 0, partial, kernels.or_absent(weight.scale), y)
         return y
 
     return multiply

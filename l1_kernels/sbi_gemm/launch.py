@@ -11,9 +11,10 @@ from l1_kernels.cuda_api import allow_shared
 from l1_kernels.gpu_kernels import GpuKernels, ceil_div
 from l1_kernels.sbi_gemm.job import Job, signature
 from l1_kernels.sbi_gemm.plans import Plan
+from l1_kernels.sbi_gemm.prologue import make_norm_rows, pieces_of
 from l1_kernels.sbi_gemm.tensor import Tensor, make_tensor
 from l1_kernels.sbi_gemm.wide import make_wide
-from l1_kernels.weight import Array, Weight
+from l1_kernels.weight import CARRIER, Array, Weight
 
 STATIC_LIMIT = 48 * 1024  # bytes that a block gets without asking
 
@@ -43,8 +44,8 @@ def run(
     ahead: Array | None = None, ahead_width: int = 0,
 ) -> None:  # fmt: skip
     """Launches `job` on the current stream. b: the second product of a pair."""
-    kernel = make_tensor(job, plan) if isinstance(plan, Tensor) else make_wide(job, plan)
     num_tokens, size = a.x.shape
+    kernel = _kernel(job, plan, num_tokens, size)
     num_tiles = tiles_of(job, plan, a.weight.data.shape[0], False)
     most = plan.blocks * multiprocessors or 1 << 30
     blocks, blocks_a = min(num_tiles, most), 0
@@ -66,6 +67,20 @@ def run(
         a.weight.data, *_vector(kernels, a.weight.scale, a.bias), a.y,
         b.weight.data, *_vector(kernels, b.weight.scale, b.bias if job.pair else None), b.y, blocks_a, ahead, ahead_width,
     )  # fmt: skip
+
+
+def _kernel(job: Job, plan: Plan, num_tokens: int, size: int) -> Any:
+    single = job.norm is not None and num_tokens == 1
+    pieces = pieces_of(size, plan.threads) if single else 0
+    return make_tensor(job, plan, single, pieces) if isinstance(plan, Tensor) else make_wide(job, plan, pieces)
+
+
+def norm_rows(kernels: GpuKernels, x: Array, kind: str, gain: Array, shift: Array | None, eps: float, dtype: str) -> Array:
+    """The norm as a launch of its own: x float32 [T, D] -> the carrier of `dtype` ("fp16", "bf16"); D a multiple of 8."""
+    out = kernels.new(x.shape, CARRIER[dtype])
+    block = min(1024, ceil_div(x.shape[1], 256) * 32)
+    kernels.launch(make_norm_rows(kind, dtype), x.shape[0], block, 0, x, gain, *_vector(kernels, None, shift)[1:], np.float32(eps), out)
+    return out
 
 
 def _vector(kernels: GpuKernels, first: Array | None, second: Array | None) -> tuple[Any, Any, bool]:

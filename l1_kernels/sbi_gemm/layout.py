@@ -29,7 +29,11 @@ WORD = types.Array(types.uint32, 1, "C")
 def relay(weight: Weight, m: int) -> Array:
     """w [N, K] -> packed, flat [ceil(K / m) * N * m] with zeros at the end of k; for m > 1 as uint32, a word an output."""
     data = weight.data
-    xp = np if isinstance(data, np.ndarray) else __import__("cupy")
+    xp: Any = np
+    if not isinstance(data, np.ndarray):
+        import cupy
+
+        xp = cupy
     num_out, size = data.shape
     steps = -(-size // m)
     padded = xp.zeros((num_out, steps * m), data.dtype)

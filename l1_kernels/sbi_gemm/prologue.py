@@ -12,7 +12,7 @@ than the variance, and nothing cancels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -20,10 +20,12 @@ import numpy as np
 from numba import types
 
 from l1_kernels import groups, ptx
+from l1_kernels.carrier import F32_1D, F32_2D, array_type
 from l1_kernels.cuda_api import cuda, math
-from l1_kernels.sbi_gemm.words import make_pack
+from l1_kernels.sbi_gemm.words import ZEROS4, make_pack
 
 ZERO, ONE = np.float32(0), np.float32(1)
+HELD_PIECES = 2  # of 8 numbers a thread; a longer x is read again for each step of its norm
 GUESS = np.float32(1 / 128)
 MAX_WARPS = 32
 SUMS = 2 * MAX_WARPS
@@ -52,14 +54,138 @@ def make_put(dtype: str) -> Callable[..., Any]:
     return put
 
 
-@cache
-def make_norm(kind: str, dtype: str, together: bool) -> Callable[..., Any]:
-    """norm(x, gain, shift, has_shift, eps, shared, pitch) by the whole block, D a multiple of 8; ends with a barrier.
+def pieces_of(size: int, threads: int) -> int:
+    """How many times 8 numbers a thread hold x [size] in registers; 0: too many."""
+    pieces = -(-size // (8 * threads))
+    return pieces if pieces <= HELD_PIECES else 0
 
-    together    the block works on one token at a time (T = 1); otherwise each warp on tokens of its own
-    """
+
+@cache
+def make_ask(pieces: int, threads: int) -> Callable[..., Any]:
+    """ask(held, x, gain, shift, has_shift): the loads of a norm of one token, PIECES * 8 numbers a thread, before the kernel's
+    loads of weights: behind those, in a full queue, each of the norm's two steps would wait for more than a microsecond."""
+    stride = 8 * threads
+
+    @cuda.jit(device=True, forceinline=True)
+    def put(held, at, v):
+        held[at], held[at + 1], held[at + 2], held[at + 3] = v[0], v[1], v[2], v[3]
+
+    @cuda.jit(device=True, forceinline=True)
+    def ask(held, x, gain, shift, has_shift):
+        size = x.shape[1]
+        for p in range(pieces):
+            k = cuda.threadIdx.x * 8 + p * stride
+            for half in range(2):
+                at = (p * 2 + half) * 12
+                put(held, at, ZEROS4)
+                put(held, at + 8, ZEROS4)
+                if k < size:
+                    put(held, at, ptx.load16_floats(x, k + 4 * half))
+                    put(held, at + 4, ptx.load16_floats(gain, k + 4 * half))
+                    if has_shift:
+                        put(held, at + 8, ptx.load16_floats(shift, k + 4 * half))
+
+    return ask
+
+
+@cache
+def make_norm_held(kind: str, dtype: str, pieces: int, threads: int) -> Callable[..., Any]:
+    """norm_held(held, size, eps, shared): the norm of one token from what `ask` holds, by the whole block; ends with a barrier.
+
+    Everything is in registers, so the variance takes a second pass over the differences from the mean."""
     centred = kind == "layernorm"
     put = make_put(dtype)
+    stride = 8 * threads
+    warps = threads // 32
+
+    @cuda.jit(device=True, forceinline=True)
+    def block_total(value, sums, first):
+        """One barrier: `first` keeps the two sums of a norm apart."""
+        value = reduce_sum(value)
+        if lane_index() == 0:
+            sums[first + warp_index()] = value
+        cuda.syncthreads()
+        return reduce_sum(sums[first + lane_index()] if lane_index() < warps else ZERO)
+
+    @cuda.jit(device=True, forceinline=True)
+    def norm_held(held, size, eps, shared):
+        sums = cuda.shared.array(SUMS, types.float32)
+        count = np.float32(size)
+        mean = ZERO
+        if centred:
+            total = ZERO
+            for p in range(pieces * 2):
+                at = p * 12
+                total += (held[at] + held[at + 1]) + (held[at + 2] + held[at + 3])
+            mean = block_total(total, sums, 0) / count
+        squares = ZERO
+        for p in range(pieces):
+            if cuda.threadIdx.x * 8 + p * stride < size:
+                for half in range(2):
+                    at = (p * 2 + half) * 12
+                    for i in range(4):
+                        held[at + i] -= mean
+                        squares += held[at + i] * held[at + i]
+        factor = ONE / math.sqrt(block_total(squares, sums, MAX_WARPS) / count + eps)
+        for p in range(pieces):
+            k = cuda.threadIdx.x * 8 + p * stride
+            if k < size:
+                a = p * 24
+                b = a + 12
+                put(
+                    shared, 0, k,
+                    (
+                        held[a] * factor * held[a + 4] + held[a + 8], held[a + 1] * factor * held[a + 5] + held[a + 9],
+                        held[a + 2] * factor * held[a + 6] + held[a + 10], held[a + 3] * factor * held[a + 7] + held[a + 11],
+                        held[b] * factor * held[b + 4] + held[b + 8], held[b + 1] * factor * held[b + 5] + held[b + 9],
+                        held[b + 2] * factor * held[b + 6] + held[b + 10], held[b + 3] * factor * held[b + 7] + held[b + 11],
+                    ),
+                )  # fmt: skip
+        cuda.syncthreads()
+
+    return norm_held
+
+
+@cache
+def make_put_global(dtype: str) -> Callable[..., Any]:
+    """put(out, first, k, eight numbers): into global memory, in 16 bits."""
+    pack = make_pack(dtype)
+
+    @cuda.jit(device=True, forceinline=True)
+    def put(out, first, k, v):
+        ptx.store16(out, first + k, (pack(v[0], v[1]), pack(v[2], v[3]), pack(v[4], v[5]), pack(v[6], v[7])))
+
+    return put
+
+
+@cache
+def make_norm_rows(kind: str, dtype: str) -> Callable[..., Any]:
+    """kernel(x, gain, shift, has_shift, eps, out)[T, threads]: the norm by itself, x float32 [T, D] -> 16 bits."""
+    norm = make_norm(kind, dtype, True, True)
+
+    @cuda.jit
+    def norm_rows(x, gain, shift, has_shift, eps, out):
+        norm(x, gain, shift, has_shift, eps, out, x.shape[1])
+
+    return norm_rows
+
+
+def variants() -> Iterator[tuple[str, Callable[..., Any], tuple[types.Type, ...]]]:
+    for kind in NORMS:
+        for dtype in ("fp16", "bf16"):
+            out = array_type(dtype, 2)
+            yield f"{kind}_rows_{dtype}", make_norm_rows(kind, dtype), (F32_2D, F32_1D, F32_1D, types.boolean, types.float32, out)
+
+
+@cache
+def make_norm(kind: str, dtype: str, together: bool, alone: bool = False) -> Callable[..., Any]:
+    """norm(x, gain, shift, has_shift, eps, out, pitch) by the whole block, D a multiple of 8; ends with a barrier.
+
+    together    the block works on one token, the only one; otherwise each warp on tokens of its own
+    alone       block t on token t, and `out` is the 16-bit [T, D] in global memory: the norm as a launch of its own
+    """
+    centred = kind == "layernorm"
+    put = make_put_global(dtype) if alone else make_put(dtype)
 
     @cuda.jit(device=True)
     def norm(x, gain, shift, has_shift, eps, shared, pitch):
@@ -72,7 +198,9 @@ def make_norm(kind: str, dtype: str, together: bool) -> Callable[..., Any]:
         if together:
             stride *= warps
             start += warp * 256
-            first_token, token_step = 0, 1
+            first_token, token_step = 0, num_tokens
+        if alone:
+            first_token = cuda.blockIdx.x
         for t in range(first_token, num_tokens, token_step):
             base = t * size
             guess = ZERO

@@ -29,7 +29,7 @@ from numba import types
 from l1_kernels import groups, ptx
 from l1_kernels.cuda_api import cuda
 from l1_kernels.sbi_gemm.job import CARRIED, PER_LOAD, Job, make_fetch_ahead, make_row_of, make_write, signature
-from l1_kernels.sbi_gemm.prologue import make_norm
+from l1_kernels.sbi_gemm.prologue import HELD_PIECES, make_ask, make_norm, make_norm_held
 from l1_kernels.sbi_gemm.wide import example_jobs
 from l1_kernels.sbi_gemm.words import ZERO_WORDS, make_load_x_pairs
 
@@ -92,8 +92,10 @@ def make_load_shared_pairs() -> Callable[..., Any]:
 
 
 @cache
-def make_tensor(job: Job, plan: Tensor) -> Callable[..., Any]:
-    """kernel(*signature(job))[blocks, plan.threads, stream, plan.shared_bytes(...)] for fp16, bf16 and int8 weights."""
+def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -> Callable[..., Any]:
+    """kernel(*signature(job))[blocks, plan.threads, stream, plan.shared_bytes(...)] for fp16, bf16 and int8 weights.
+    single: one token, whose norm the whole block makes; pieces: as in make_wide, for a single token.
+    """
     tiles, splits, num_groups, unroll, columns, tile_rows = plan.tiles, plan.splits, plan.groups, plan.unroll, plan.columns, plan.tile
     int8 = job.dtype == "int8"
     per = PER_LOAD[job.dtype]
@@ -113,7 +115,10 @@ def make_tensor(job: Job, plan: Tensor) -> Callable[..., Any]:
     dealt = plan.blocks > 0  # otherwise a block has one tile, and nothing of a next one takes up registers
     mma = ptx.mma_bf16 if CARRIED[job.dtype] == "bf16" else ptx.mma_f16
     load_x, load_shared = make_load_x_pairs(CARRIED[job.dtype], job.carried), make_load_shared_pairs()
-    norm = make_norm(job.norm or "rmsnorm", CARRIED[job.dtype], False)
+    norm = make_norm(job.norm or "rmsnorm", CARRIED[job.dtype], single)
+    holds_norm, norm_size = job.norm is not None and pieces > 0, max(1, pieces) * 24
+    ask = make_ask(pieces, plan.threads)
+    norm_held = make_norm_held(job.norm or "rmsnorm", CARRIED[job.dtype], pieces, plan.threads)
     fetch_ahead = make_fetch_ahead(job.dtype)
     row_of, row_of_first = make_row_of(job.gated, 16), make_row_of(job.gated and not is_pair, 16)
     end_first, end_second = make_end(job, False), make_end(job, True)
@@ -217,13 +222,18 @@ def make_tensor(job: Job, plan: Tensor) -> Callable[..., Any]:
         if gated_first or (gated_second and second):
             num_slots = ((num_rows >> 1) + 7) // 8 * 16
         num_tiles = (num_slots + tile_rows - 1) // tile_rows
+        if holds_norm:
+            held_norm = cuda.local.array(norm_size, types.float32)
+            ask(held_norm, x, gain, shift, has_shift)
         if block < num_tiles:
             find_rows(starts, block * tile_rows + group * 16 * tiles, second, num_rows, size)
             for u in range(unroll):
                 fetch(words, w, starts, first_k, size, u)
                 fetch_x(held_x, x, first_k, size, u)
         pitch = ((size + 63) >> 6) * 32 + 16
-        if has_norm:
+        if holds_norm:
+            norm_held(held_norm, size, eps, shared)
+        elif has_norm:
             norm(x, gain, shift, has_shift, eps, shared, pitch)
         tile = block
         while tile < num_tiles:
@@ -343,5 +353,8 @@ def make_end(job: Job, second: bool) -> Callable[..., Any]:
 def variants() -> Iterator[tuple[str, Callable[..., Any], tuple[types.Type, ...]]]:
     for name, job in example_jobs(("fp16", "bf16", "int8")):
         yield f"tensor_{name}", make_tensor(job, Tensor()), signature(job)
+        if job.norm and job.dtype != "bf16":
+            for pieces in (0, HELD_PIECES):
+                yield f"tensor_{name}_single_{pieces}", make_tensor(job, Tensor(), True, pieces), signature(job)
     job = Job("fp16", norm="layernorm")
     yield "tensor_fp16_2_tiles", make_tensor(job, Tensor(tiles=2, splits=4, groups=2, columns=2)), signature(job)

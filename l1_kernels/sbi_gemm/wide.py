@@ -7,7 +7,7 @@ x [1, K], w [N, K] in global memory; a normalised x in shared memory. Reads N*K 
     lane    16 bytes of ROWS rows and of UNROLL pieces at a time: ROWS * UNROLL loads in flight; one load of x serves ROWS rows
 
 What the draft of this kernel lost, it lost at the ends, so:
-    - the first weights are asked for before the norm begins, and the next tile's before this tile's sums are taken;
+    - x and its norm's vectors are asked for first, the first weights before the norm begins, and the next tile's before this tile's sums are taken;
     - bias, scale and residual are read before the loop, by the lane that will want them after it;
     - a block that has asked for its last weights fetches its share of the next launch's into L2 (job.py, `ahead`), so
       that memory works on while the grid ends and the next one starts.
@@ -28,7 +28,7 @@ from numba import types
 from l1_kernels import groups, ptx
 from l1_kernels.cuda_api import cuda
 from l1_kernels.sbi_gemm.job import PER_LOAD, Job, make_fetch_ahead, make_row_of, make_write, signature
-from l1_kernels.sbi_gemm.prologue import make_norm
+from l1_kernels.sbi_gemm.prologue import HELD_PIECES, make_ask, make_norm, make_norm_held
 from l1_kernels.sbi_gemm.words import ZEROS4, ZEROS8, make_load_x, make_numbers_of, make_unpack
 
 ZERO, ONE = np.float32(0), np.float32(1)
@@ -59,6 +59,10 @@ class Wide:
     def resident(self) -> int:
         """Blocks of a multiprocessor that registers must leave room for: 24 warps, at most 85 registers a lane."""
         return max(1, 24 * 32 // self.threads)
+
+    def resident_with(self, pieces: int) -> int:
+        """The same where a norm holds so many pieces of x: 16 warps from two on."""
+        return self.resident if pieces < 2 else max(1, 16 * 32 // self.threads)
 
     def shared_bytes(self, job: Job, num_tokens: int, size: int) -> int:
         """Dynamic shared memory: the normalised x."""
@@ -106,8 +110,9 @@ def make_load_shared(dtype: str) -> Callable[..., Any]:
 
 
 @cache
-def make_wide(job: Job, plan: Wide) -> Callable[..., Any]:
-    """kernel(*signature(job))[blocks, plan.threads, stream, plan.shared_bytes(...)] for fp32, fp16 and bf16 weights."""
+def make_wide(job: Job, plan: Wide, pieces: int = 0) -> Callable[..., Any]:
+    """kernel(*signature(job))[blocks, plan.threads, stream, plan.shared_bytes(...)] for fp32, fp16 and bf16 weights.
+    pieces: K <= pieces * 8 * threads, and the norm keeps x in registers; 0: any K."""
     rows, splits, num_groups, unroll, tile_rows = plan.rows, plan.splits, plan.groups, plan.unroll, plan.tile
     per = PER_LOAD[job.dtype]
     hop = 32 * per * splits  # from a lane's piece to its next one
@@ -125,6 +130,8 @@ def make_wide(job: Job, plan: Wide) -> Callable[..., Any]:
     dot, load_shared = make_dot(job.dtype), make_load_shared(job.dtype)
     load_x, numbers_of = make_load_x(x_words, job.carried), make_numbers_of(job.dtype, x_words, job.carried)
     norm = make_norm(job.norm or "rmsnorm", job.dtype, True)
+    holds_norm, norm_size = job.norm is not None and pieces > 0, max(1, pieces) * 24
+    ask, norm_held = make_ask(pieces, plan.threads), make_norm_held(job.norm or "rmsnorm", job.dtype, pieces, plan.threads)
     fetch_ahead = make_fetch_ahead(job.dtype)
     row_of, row_of_first = make_row_of(job.gated, 1), make_row_of(job.gated and job.pair != "rows", 1)
     write_first, write_second = make_write(job, False), make_write(job, True)
@@ -154,7 +161,7 @@ def make_wide(job: Job, plan: Wide) -> Callable[..., Any]:
             for i in range(x_words):
                 held_x[u * x_words + i] = v[i]
 
-    @cuda.jit(launch_bounds=(plan.threads, plan.resident))
+    @cuda.jit(launch_bounds=(plan.threads, plan.resident_with(pieces)))
     def wide(
         x, xb, gain, shift, has_shift, gain_b, shift_b, has_shift_b, eps, eps_b, w, scale, bias, has_bias, y,
         wb, scale_b, bias_b, has_bias_b, yb, blocks_a, ahead, ahead_width,
@@ -181,12 +188,17 @@ def make_wide(job: Job, plan: Wide) -> Callable[..., Any]:
                 stride = blocks_a
         num_rows, size = w.shape
         num_tiles = (num_rows + tile_rows - 1) // tile_rows
+        if holds_norm:
+            held_norm = cuda.local.array(norm_size, types.float32)
+            ask(held_norm, x, gain, shift, has_shift)
         if block < num_tiles:
             find_rows(starts, block * tile_rows + group * rows, second, num_rows, size)
             for u in range(unroll):
                 fetch(words, w, starts, first_k, size, u)
                 fetch_x(held_x, x, first_k, size, u)
-        if has_norm:
+        if holds_norm:
+            norm_held(held_norm, size, eps, shared)
+        elif has_norm:
             norm(x, gain, shift, has_shift, eps, shared, 0)
         parity = 0
         tile = block
@@ -271,6 +283,9 @@ def variants() -> Iterator[tuple[str, Callable[..., Any], tuple[types.Type, ...]
     for name, job in example_jobs(("fp32", "fp16", "bf16")):
         plan = Wide(2, 2, 4, 2)
         yield f"wide_{name}", make_wide(job, plan), signature(job)
+        if job.norm:
+            for pieces in (1, HELD_PIECES):
+                yield f"wide_{name}_held_{pieces}", make_wide(job, Wide(2, 1, 8, 2), pieces), signature(job)
     yield "wide_fp16_4_rows", make_wide(Job("fp16", norm="layernorm"), Wide(4, 1, 8, 2)), signature(Job("fp16", norm="layernorm"))
 
 

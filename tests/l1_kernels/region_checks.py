@@ -23,10 +23,11 @@ ROUNDING = {"fp32": 2e-6, "fp16": 2**-11, "bf16": 2**-8, "int8": 2**-11}
 class Case:
     """One region's inputs on the host and on the device."""
 
-    def __init__(self, device: Device, dtype: str, num_tokens: int, size: int) -> None:
+    def __init__(self, device: Device, dtype: str, num_tokens: int, size: int, norm_tokens: int = 1) -> None:
         self.device, self.dtype, self.rng = device, dtype, fresh()
         self.x = normal(self.rng, num_tokens, size) * 2 + 1
-        self.regions = FusedRegions(device.kernels, 2)
+        # Two multiprocessors, so that blocks come by several tiles; ahead_bytes, so that weights are fetched ahead too.
+        self.regions = FusedRegions(device.kernels, 2, ahead_bytes=1 << 16, norm_tokens=norm_tokens)  # type: ignore[arg-type]
 
     def norm(self, kind: str | None, size: int, with_bias: bool = True) -> tuple[NormArgs | None, Callable[[np.ndarray], np.ndarray]]:
         if kind is None:
@@ -63,8 +64,10 @@ class Case:
         assert (error <= bar).all(), f"off by {(error / bar).max():.3g} times the bar"  # a NaN fails too
 
 
-def check_norm_linear(device: Device, dtype: str, num_tokens: int, num_out: int, size: int, kind: str | None, with_bias: bool = True) -> None:
-    case = Case(device, dtype, num_tokens, size)
+def check_norm_linear(
+    device: Device, dtype: str, num_tokens: int, num_out: int, size: int, kind: str | None, with_bias: bool = True, norm_tokens: int = 1
+) -> None:
+    case = Case(device, dtype, num_tokens, size, norm_tokens)
     norm, reference = case.norm(kind, size, with_bias)
     weight, bias, w, b = case.matrix(num_out, size, with_bias)
     y = poisoned(device, case.regions.norm_linear, device.to_device(case.x), norm, weight, bias)
@@ -73,8 +76,10 @@ def check_norm_linear(device: Device, dtype: str, num_tokens: int, num_out: int,
     case.assert_close(y, x @ w.T + b, np.abs(x) @ np.abs(w).T)
 
 
-def check_feed_forward(device: Device, dtype: str, num_tokens: int, width: int, size: int, kind: str, gated: bool) -> None:
-    case = Case(device, dtype, num_tokens, size)
+def check_feed_forward(
+    device: Device, dtype: str, num_tokens: int, width: int, size: int, kind: str, gated: bool, norm_tokens: int = 1
+) -> None:
+    case = Case(device, dtype, num_tokens, size, norm_tokens)
     norm, reference = case.norm("rmsnorm" if gated else "layernorm", size)
     weight, bias, w, b = case.matrix(2 * width if gated else width, size)
     hidden = poisoned(device, case.regions.norm_feed_forward, device.to_device(case.x), norm, weight, bias, kind, gated)

@@ -18,6 +18,13 @@ def test_norm_linear(device: Device, dtype: str, num_tokens: int, num_out: int, 
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "int8"])
+@pytest.mark.parametrize("num_tokens", [2, 16])
+@pytest.mark.parametrize("size", [1600, 4096])
+def test_norm_of_many_tokens_in_every_block(device: Device, dtype: str, num_tokens: int, size: int) -> None:
+    checks.check_norm_linear(device, dtype, num_tokens, 1031, size, "layernorm", norm_tokens=16)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "int8"])
 @pytest.mark.parametrize(("num_tokens", "num_out", "size"), [(1, 7, 37), (16, 7, 8192), (17, 64, 64), (16, 199, 12288)])
 def test_other_ways(device: Device, dtype: str, num_tokens: int, num_out: int, size: int) -> None:
     checks.check_norm_linear(device, dtype, num_tokens, num_out, size, "rmsnorm", with_bias=False)

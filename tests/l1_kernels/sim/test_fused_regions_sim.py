@@ -18,6 +18,19 @@ def test_norm_linear(device: Device, dtype: str, num_tokens: int, kind: str | No
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "int8"])
+@pytest.mark.parametrize("num_tokens", [7, 16])
+def test_norm_of_many_tokens_in_every_block(device: Device, dtype: str, num_tokens: int) -> None:
+    checks.check_norm_linear(device, dtype, num_tokens, 37, 272, "layernorm", norm_tokens=16)
+    checks.check_feed_forward(device, dtype, num_tokens, 32, 32, "silu", True, norm_tokens=16)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("fp16", 2048), ("fp16", 2056), ("bf16", 4104), ("int8", 4112)])
+def test_norm_of_a_long_row(device: Device, dtype: str, size: int) -> None:
+    """Held in registers in one piece a thread, in two, and not at all."""
+    checks.check_norm_linear(device, dtype, 1, 5, size, "layernorm")
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "int8"])
 @pytest.mark.parametrize(("num_tokens", "num_out", "size"), [(1, 1, 16), (1, 199, 16), (2, 7, 1040), (9, 1, 32), (1, 3, 1040)])
 def test_awkward_sizes(device: Device, dtype: str, num_tokens: int, num_out: int, size: int) -> None:
     checks.check_norm_linear(device, dtype, num_tokens, num_out, size, "layernorm", with_bias=False)
@@ -40,6 +53,32 @@ def test_feed_forward(device: Device, dtype: str, num_tokens: int, kind: str, ga
 @pytest.mark.parametrize("carried", [False, True])
 def test_linear_add(device: Device, dtype: str, num_tokens: int, carried: bool) -> None:
     checks.check_linear_add(device, dtype, num_tokens, 19, 80, carried)
+
+
+def test_tiles_dealt_to_few_blocks(device: Device) -> None:
+    """A plan with `blocks`: a block goes from tile to tile, on both sides of a pair, with half sums of its last tile under way."""
+    from dataclasses import asdict
+
+    from l1_kernels.fused_regions import FusedRegions
+    from l1_kernels.sbi_gemm.tensor import Tensor
+    from l1_kernels.sbi_gemm.wide import Wide
+
+    for tokens, plan in ((1, Wide(2, 2, 2, 2, 1)), (8, Tensor(1, 2, 1, 2, 1, 1)), (16, Tensor(2, 2, 2, 1, 2, 1))):
+        row = {"dtype": "fp16", "tokens": tokens, "outputs": 64, "inner": 64, "norm": True}
+        row |= {"rung": type(plan).__name__.lower(), "parameters": asdict(plan)}
+
+        class Dealt(FusedRegions):
+            def __init__(self, kernels, multiprocessors, table=None, ahead_bytes=0, norm_tokens=16, row=row) -> None:
+                super().__init__(kernels, 1, [row], ahead_bytes, 16)
+
+        whole = checks.FusedRegions
+        checks.FusedRegions = Dealt
+        try:
+            checks.check_norm_linear(device, "fp16", tokens, 199, 264, "layernorm")
+            checks.check_norm_pair(device, "fp16", tokens, 37, 64, 48, False, True)
+            checks.check_linear_add(device, "fp16", tokens, 199, 72, True)
+        finally:
+            checks.FusedRegions = whole
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2])
