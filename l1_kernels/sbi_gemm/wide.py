@@ -55,14 +55,11 @@ class Wide:
         """Rows of w in a tile."""
         return self.rows * self.groups
 
-    @property
-    def resident(self) -> int:
-        """Blocks of a multiprocessor that registers must leave room for: 24 warps, at most 85 registers a lane."""
-        return max(1, 24 * 32 // self.threads)
-
-    def resident_with(self, pieces: int) -> int:
-        """The same where a norm holds so many pieces of x: 16 warps from two on."""
-        return self.resident if pieces < 2 else max(1, 16 * 32 // self.threads)
+    def resident(self, job: Job, pieces: int) -> int:
+        """Blocks of a multiprocessor that registers must leave room for: 24 warps, at most 85 registers a lane; 16 warps where
+        two pieces of a norm's x, x in float32, or the addresses of a second matrix are held as well."""
+        much = pieces > 1 or job.gated or job.pair is not None or not (job.carried or job.norm)
+        return max(1, (16 if much else 24) * 32 // self.threads)
 
     def shared_bytes(self, job: Job, num_tokens: int, size: int) -> int:
         """Dynamic shared memory: the normalised x."""
@@ -161,7 +158,7 @@ def make_wide(job: Job, plan: Wide, pieces: int = 0) -> Callable[..., Any]:
             for i in range(x_words):
                 held_x[u * x_words + i] = v[i]
 
-    @cuda.jit(launch_bounds=(plan.threads, plan.resident_with(pieces)))
+    @cuda.jit(launch_bounds=(plan.threads, plan.resident(job, pieces)))
     def wide(
         x, xb, gain, shift, has_shift, gain_b, shift_b, has_shift_b, eps, eps_b, w, scale, bias, has_bias, y,
         wb, scale_b, bias_b, has_bias_b, yb, blocks_a, ahead, ahead_width,
