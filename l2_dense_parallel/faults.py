@@ -1,7 +1,7 @@
 """One wrapper around a program's main(): every way to fail becomes one message and one exit status, on all ranks.
 
     0    done
-    2    the user can mend it (UserError, a wrong option): one line `error: ...` on standard error, no traceback
+    2    the user can mend it (UserError, a wrong option, too little memory): one line `error: ...` on standard error, no traceback
     1    our fault: a traceback
     130  interrupted;   141  the reader of our output went away (as for any Unix tool under SIGPIPE)
 
@@ -125,6 +125,8 @@ def classify(error: BaseException) -> tuple[int, str]:
     need be imported here."""
     if isinstance(error, UserError):
         return 2, one_line(error)
+    if isinstance(error, MemoryError):  # NumPy's and CuPy's too, which say how much was asked for
+        return 2, one_line(f"out of memory ({one_line(error)}): take fewer tokens, a smaller batch or model, or more ranks")
     message: Any = getattr(error, "format_message", None)
     if callable(message):
         context = getattr(error, "ctx", None)

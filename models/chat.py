@@ -40,5 +40,5 @@ def _render(tokenizer: Tokenizer, messages: list[dict[str, str]]) -> str:
     try:
         template = environment.from_string(tokenizer.chat_template)
         return template.render(messages=messages, add_generation_prompt=True, raise_exception=refuse, **tokenizer.special_names)
-    except TemplateError as error:
+    except Exception as error:  # a template is a program: it may fail in any way
         raise UserError(f"--chat: the chat template of {tokenizer.source} fails ({' '.join(str(error).split())[:200]})") from None

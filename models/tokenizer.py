@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from l1_kernels.errors import UserError
+from models.checkpoint.reader import first_bytes
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -86,6 +87,7 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
     settings = _read_json(folder / "tokenizer_config.json")
     if (folder / "tokenizer.json").exists():
         source = folder / "tokenizer.json"
+        first_bytes(source, 1)  # refuses a Git-LFS pointer
         try:
             backend = Backend.from_file(str(source))
         except Exception as error:  # noqa: BLE001 (what the package raises)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from l2_dense_parallel.faults import classify
 from l2_dense_parallel.world import differing, merge_texts, name_ranks
 from tests.l2_dense_parallel.launch import HERE, alone, environment, on_ranks
 
@@ -59,6 +60,11 @@ def test_a_reader_that_goes_away() -> None:
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait(LIMIT) == 141
+
+
+def test_too_little_memory_is_the_users_to_mend() -> None:
+    status, text = classify(MemoryError("Unable to allocate 7.28 TiB"))
+    assert status == 2 and "7.28 TiB" in text and "smaller batch" in text
 
 
 # -- the launcher and MPI ----------------------------------------------------------------------------------------------

@@ -59,6 +59,9 @@ def test_folders(tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e")
     with pytest.raises(UserError, match="tokenizer.model"):
         load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(UserError, match="tokenizer.json: this is a Git-LFS pointer"):
+        load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(UserError, match="tokenizer.json"):
         load_tokenizer(tmp_path)
@@ -69,6 +72,9 @@ def test_what_lies_beside_it(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ bos_token }}{{ messages[0].content }}!", "bos_token": {"content": "<s>"}}')
     tokenizer = load_tokenizer(tmp_path)
     assert chat_prompt(tokenizer, "hi") == "<s>hi!"
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages[0].content + 1 }}"}')
+    with pytest.raises(UserError, match="the chat template of .* fails"):
+        chat_prompt(load_tokenizer(tmp_path), "hi")
     (tmp_path / "tokenizer_config.json").write_text("[]")
     with pytest.raises(UserError, match="tokenizer_config.json"):
         load_tokenizer(tmp_path)
