@@ -128,6 +128,23 @@ def test_score_of_ids_and_its_logits(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["logits.npz", "ppl.jsonl", "two.jsonl"]
 
 
+def test_a_repetition_penalty_counts_what_was_generated():
+    """A penalty this large leaves no token that was there before, in the prompt or since."""
+    out, _ = strata("run", "--json", "-n", "40", "--ignore-eos", "--repetition-penalty", "1e9")
+    (result,) = json.loads(out)["results"]
+    seen = result["prompt_ids"] + result["token_ids"]
+    assert len(set(result["token_ids"])) == 40 and len(set(seen)) == len(set(result["prompt_ids"])) + 40
+
+
+def test_dumped_logits_of_a_long_text_are_in_its_order(tmp_path):
+    ids, dump = tmp_path / "ids.jsonl", tmp_path / "out.npz"
+    tokens = [int(token) for token in np.random.default_rng(5).integers(0, 1024, 600)]  # three windows of 256
+    ids.write_text("".join(json.dumps(part) + "\n" for part in (tokens, tokens[:256], tokens[256:512], tokens[512:])))
+    strata("score", "--ids", str(ids), "--dump-logits", str(dump))
+    found = np.load(dump)
+    np.testing.assert_array_equal(found["logits_0"], np.concatenate([found[f"logits_{i}"] for i in (1, 2, 3)]))
+
+
 def test_dumped_logits_go_where_a_link_points(tmp_path):
     ids, there, link = tmp_path / "ids.jsonl", tmp_path / "there.npz", tmp_path / "link.npz"
     ids.write_text("[1, 2, 3]\n")
