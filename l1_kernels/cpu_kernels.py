@@ -9,6 +9,7 @@ import numpy as np
 from l1_kernels import checks, waiting  # noqa: F401 (waiting: before numba's first parallel loop)
 from l1_kernels.activation import cpu as activation
 from l1_kernels.attention import cpu as attend
+from l1_kernels.blas_threads import BlasThreads
 from l1_kernels.bounds import within
 from l1_kernels.checks import FLOAT32, INT32
 from l1_kernels.elementwise import reference as elementwise
@@ -26,10 +27,12 @@ from l1_kernels.weight import Array, Weight
 
 
 class CpuKernels:
-    """`kernels.Kernels` on NumPy arrays. Holds no state. Arguments are checked and outputs allocated here; the kernels below
-    trust them."""
+    """`kernels.Kernels` on NumPy arrays. Arguments are checked and outputs allocated here; the kernels below trust them."""
 
     _empty: Callable[..., np.ndarray] = staticmethod(np.empty)  # tests put one in its place that fills with NaN
+
+    def __init__(self) -> None:
+        self._blas = BlasThreads()
 
     def embed(self, table: Weight, ids: Array, first: int = 0) -> Array:
         checks.matrix(table, "table")
@@ -61,6 +64,7 @@ class CpuKernels:
         if bias is not None:
             checks.array(bias, "bias", FLOAT32, (num_out,))
         y = self._empty((x.shape[0], num_out), FLOAT32)
+        self._blas.serve(linear.product_operations(x.shape[0], weight))
         linear.linear(x, weight, bias, y)
         return y
 
@@ -143,6 +147,7 @@ class CpuKernels:
         within(rows, "rows", 0, cache_k.shape[0] - 1)
         within(ends, "ends", 0, cache_k.shape[2])
         out = self._empty((qkv.shape[0], num_heads, qkv.shape[2]), FLOAT32)
+        self._blas.serve(0)
         attend.attention(qkv, cache_k, cache_v, dtype, rows, ends, window, scale, slopes, out)
         return out.reshape(qkv.shape[0], num_heads * qkv.shape[2])
 

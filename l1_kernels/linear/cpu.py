@@ -48,6 +48,14 @@ def linear(x: np.ndarray, weight: Weight, bias: np.ndarray | None, y: np.ndarray
         _spread_16(x, data, weight.dtype == "bf16", b, y, parts)
 
 
+def product_operations(num_tokens: int, weight: Weight) -> int:
+    """Of one BLAS product in `linear`; 0 where it is numba's."""
+    if num_tokens <= FEW_ROWS:
+        return 0
+    size = weight.data.size if weight.dtype == "fp32" else min(weight.data.size, TILE_BYTES // 4)
+    return 2 * num_tokens * size
+
+
 def _many_rows(x: np.ndarray, weight: Weight, bias: np.ndarray | None, y: np.ndarray) -> None:
     if weight.dtype == "fp32":
         np.matmul(x, weight.data.T, out=y)
