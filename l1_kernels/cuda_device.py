@@ -53,9 +53,11 @@ class CudaDevice:
         self._main = cupy.cuda.Stream(non_blocking=True)
         self._main.use()
         multiprocessors = cupy.cuda.runtime.getDeviceProperties(index)["multiProcessorCount"]
-        self.regions: Regions = (
-            FusedRegions(self._kernels, multiprocessors, load_table(self.description)) if fused else UnfusedRegions(self._kernels)
-        )
+        self.regions: Regions = UnfusedRegions(self._kernels)
+        if fused:
+            # norm_tokens 0: the norm in every block took 3 to 7 us more than the GeMM alone when it was timed, a launch of its
+            # own about 3 (sbi_gemm/README.md); its newer form, which holds x in registers, has yet to run on a GPU.
+            self.regions = FusedRegions(self._kernels, multiprocessors, load_table(self.description), norm_tokens=0)
 
     def _numba_stream(self) -> Any:
         """numba's name for CuPy's current stream (0: the default one of both)."""
