@@ -70,7 +70,7 @@ def circumstances(packages: tuple[str, ...]) -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0))
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": {"cpu": cpu_name(), "cores": cores, "system": platform.platform(), "load_before": load()},
+        "machine": {"cpu": cpu_name(), "cores": cores, "system": f"{platform.system()} {platform.machine()}", "load_before": load()},
         "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
         "commit": git("rev-parse", "HEAD"),
         "changed_files": len((git("status", "--porcelain", "--untracked-files=no") or "").splitlines()),
