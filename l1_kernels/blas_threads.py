@@ -1,16 +1,16 @@
 """How many threads BLAS takes for a product: all of them for a large one, one for a small one.
 
-A BLAS thread that is done spins for a while (OpenBLAS: tens of milliseconds), on a core that numba's threads or another
+A BLAS thread that is done spins for a while, on a core that numba's threads or another
 process want. A prompt alternates between the two, and on a busy machine small products then took ten times as long on two
 threads as on one: `score` of 20 KB with the bundled model 24 to 42 s instead of 2.7 s on 2 cores with two other busy
-processes. On an idle machine a second thread gains a quarter of a millisecond at the size where it is taken.
+processes. The size from which all threads are taken is a judgement, not a measured crossover.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-MANY_OPERATIONS = 150_000_000  # of a product; on one core of today 2 to 3 ms
+MANY_OPERATIONS = 150_000_000  # of a product
 
 
 class BlasThreads:

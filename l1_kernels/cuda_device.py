@@ -56,7 +56,7 @@ class CudaDevice:
         self.regions: Regions = UnfusedRegions(self._kernels)
         if fused:
             # norm_tokens 0: the norm in every block took 3 to 7 us more than the GeMM alone when it was timed, a launch of its
-            # own about 3 (sbi_gemm/README.md); its newer form, which holds x in registers, has yet to run on a GPU.
+            # own an estimated 3 (sbi_gemm/README.md); its newer form, which holds x in registers, has yet to run on a GPU.
             self.regions = FusedRegions(self._kernels, multiprocessors, load_table(self.description), norm_tokens=0)
 
     def _numba_stream(self) -> Any:
