@@ -16,9 +16,11 @@ from l1_kernels.errors import UserError
 from l1_kernels.fused_regions import FusedRegions
 from l1_kernels.gpu_kernels import GpuKernels
 from l1_kernels.kernels import Kernels
+from l1_kernels.library_regions import LibraryKernels
 from l1_kernels.linear.cublas import Gemm
 from l1_kernels.quick_launch import QuickLaunch
 from l1_kernels.regions import Regions, UnfusedRegions
+from l1_kernels.sbi_gemm.job import MAX_TOKENS
 from l1_kernels.sbi_gemm.plans import load_table
 from l1_kernels.weight import Array, Weight
 
@@ -32,7 +34,7 @@ class CudaDevice:
     name = "cuda"
     xp = cupy
 
-    def __init__(self, index: int = 0, fused: bool = True) -> None:
+    def __init__(self, index: int = 0, fused: bool = True, gemm: str = "sbi") -> None:
         count = cupy.cuda.runtime.getDeviceCount()
         if index >= count:
             raise UserError(f"--device cuda: GPU {index} asked for, {count} can be seen; start fewer ranks or mend CUDA_VISIBLE_DEVICES")
@@ -46,7 +48,8 @@ class CudaDevice:
         self._device.use()
         self.description = cupy.cuda.runtime.getDeviceProperties(index)["name"].decode()
         self._numba_streams: dict[int, Any] = {0: 0}
-        self._kernels = GpuKernels(self.empty, self._numba_stream, Gemm(), QuickLaunch())
+        library = Gemm()
+        self._kernels = (GpuKernels if fused else LibraryKernels)(self.empty, self._numba_stream, library, QuickLaunch())
         self.kernels: Kernels = self._kernels
         self.replays = 0
         # Everything goes to one stream of our own: the default stream would wait for all others, and they for it.
@@ -57,7 +60,10 @@ class CudaDevice:
         if fused:
             # norm_tokens 0: the norm in every block took 3 to 7 us more than the GeMM alone when it was timed, a launch of its
             # own an estimated 3 (sbi_gemm/README.md); its newer form, which holds x in registers, has yet to run on a GPU.
-            self.regions = FusedRegions(self._kernels, multiprocessors, load_table(self.description), norm_tokens=0)
+            self.regions = FusedRegions(
+                self._kernels, multiprocessors, load_table(self.description), norm_tokens=0, gemm=library,
+                most_tokens=MAX_TOKENS if gemm == "sbi" else 0,
+            )  # fmt: skip
 
     def _numba_stream(self) -> Any:
         """numba's name for CuPy's current stream (0: the default one of both)."""

@@ -28,6 +28,7 @@ from l1_kernels.regions import Regions, UnfusedRegions
 from l1_kernels.weight import Array, Weight
 
 NAMES = ("cpu", "cuda", "sim", "auto")
+GEMMS = ("sbi", "cublas")
 Result = TypeVar("Result")
 Covariant = TypeVar("Covariant", covariant=True)
 
@@ -228,12 +229,16 @@ class SimDevice(HostDevice):
 
     name = "sim"
 
-    def __init__(self) -> None:
+    def __init__(self, fused: bool = False) -> None:
         if not simulator_is_on():
             raise UserError("--device sim: the simulator is chosen when Python starts; set NUMBA_ENABLE_CUDASIM=1 in the environment")
+        from l1_kernels.fused_regions import FusedRegions
         from l1_kernels.gpu_kernels import GpuKernels
 
-        super().__init__("CUDA simulator", GpuKernels(self.empty))
+        kernels = GpuKernels(self.empty)
+        super().__init__("CUDA simulator", kernels)
+        if fused:
+            self.regions = FusedRegions(kernels, multiprocessors=2)
 
 
 def prepare(name: str) -> None:
@@ -247,26 +252,31 @@ def prepare(name: str) -> None:
         os.environ["NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS"] = "0"  # a decode step is small and knows it
 
 
-def open_device(name: str, index: int = 0, fused: bool = True) -> Device:
+def open_device(name: str, index: int = 0, fused: bool | None = None, gemm: str = "sbi") -> Device:
     """name "cpu", "cuda", "sim", or "auto": cuda where a usable GPU is, else cpu. `index` picks a GPU among the visible.
-    `fused`: whether a GPU's layers run as fused regions (regions.py), or as the baseline, a launch an operation.
+
+    fused   whether layers run as fused regions (regions.py), or as the baseline: a launch an operation, products by cuBLAS.
+            None: on a GPU they do, on the simulator, where a fused kernel takes longer to read and to run, they do not; the CPU has none
+    gemm    "sbi": SBI-GeMM for up to 16 tokens; "cublas": cuBLAS inside the fused regions (Fig 10a's middle step). A GPU's only
 
     Raises UserError where the device cannot be had, with the reason.
     """
     if name not in NAMES:
         raise UserError(f"--device {name}: have {', '.join(NAMES)}")
+    if gemm not in GEMMS:
+        raise ValueError(f"argument gemm must be one of {', '.join(GEMMS)}, got {gemm!r}")
     if name == "auto":
         name = "cpu" if cuda_problem() else "cuda"
     if name == "cpu":
         return CpuDevice()
     if name == "sim":
-        return SimDevice()
+        return SimDevice(bool(fused))
     problem = cuda_problem()
     if problem:
         raise UserError(f"--device cuda: {problem}; use --device cpu")
     from l1_kernels.cuda_device import CudaDevice
 
-    return CudaDevice(index, fused)
+    return CudaDevice(index, fused is not False, gemm)
 
 
 def cuda_problem() -> str | None:

@@ -26,8 +26,9 @@ import numpy as np
 from l1_kernels import checks
 from l1_kernels.activation import gpu as activation
 from l1_kernels.checks import FLOAT32
-from l1_kernels.gpu_kernels import GpuKernels
-from l1_kernels.regions import CacheArgs, NormArgs, RotaryArgs, UnfusedRegions, apply_norm_args
+from l1_kernels.gpu_kernels import GeMM, GpuKernels
+from l1_kernels.library_regions import LibraryRegions
+from l1_kernels.regions import CacheArgs, NormArgs, RotaryArgs, apply_norm_args
 from l1_kernels.sbi_gemm import launch, plans
 from l1_kernels.sbi_gemm.job import CARRIED, MAX_TOKENS, Job
 from l1_kernels.sbi_gemm.launch import Operand
@@ -42,24 +43,26 @@ NORM_BYTES = 200 * 1024  # of shared memory for a normalised x
 
 class FusedRegions:
     """`regions.Regions` on a GPU or the simulator. More than 16 tokens, a K that is no multiple of 16 bytes, misaligned
-    weights: the unfused regions.
+    weights: library_regions.py, by `gemm` (a library's product; None: the unfused regions).
 
     multiprocessors   of the GPU
     table             the tuner's (sbi_gemm/plans.py)
     ahead_bytes       of the next weights to fetch into L2 at the end of a launch; 0: none (measured: no gain, no loss)
     norm_tokens       up to so many tokens every block makes the norm itself; beyond, the norm is a launch of its own
+    most_tokens       up to so many tokens SBI-GeMM multiplies; 0: never, for the ablation of Fig 10a
     """
 
     def __init__(
         self, kernels: GpuKernels, multiprocessors: int, table: list[dict[str, Any]] | None = None,
-        ahead_bytes: int = 0, norm_tokens: int = NORM_TOKENS,
+        ahead_bytes: int = 0, norm_tokens: int = NORM_TOKENS, gemm: GeMM | None = None, most_tokens: int = MAX_TOKENS,
     ) -> None:  # fmt: skip
         self.kernels = kernels
-        self.unfused = UnfusedRegions(kernels)
+        self.unfused = LibraryRegions(kernels, gemm)
         self.multiprocessors = multiprocessors
         self.table = table or []
         self.ahead_bytes = ahead_bytes
         self.norm_tokens = norm_tokens
+        self.most_tokens = min(most_tokens, MAX_TOKENS)
         self._order = WeightOrder()
         self._plans: dict[Any, Plan] = {}
 
@@ -91,7 +94,7 @@ class FusedRegions:
     def linear_add(self, x: Array, weight: Weight, bias: Array | None, residual: Array | None) -> Array:
         job = Job(weight.dtype, carried=x.dtype != FLOAT32, add=residual is not None)
         if not self._takes(job, x, weight):
-            return self.unfused.linear_add(self._wide(x, weight), weight, bias, residual)
+            return self.unfused.linear_add(x, weight, bias, residual)
         self._check(x, None, weight, bias)
         y = self._sum(x.shape[0], weight, residual)
         self._run(job, _operand(x, None, weight, bias, y))
@@ -102,6 +105,8 @@ class FusedRegions:
         up: tuple[Weight, Array | None], kind: str, gated: bool,
     ) -> tuple[Array, Array]:  # fmt: skip
         checks.known(kind, "kind", activation.KINDS)
+        if x.shape[0] > self.most_tokens:
+            return self.unfused.norm_pair(x, norms, qkv, up, kind, gated)
         carried, carries = norms[0] is None and x.dtype != FLOAT32, self._carries(up[0], gated)
         job = Job(qkv[0].dtype, _kind(norms[0]), carried, activation=kind, gated=gated, carries=carries, pair="rows")
         alike = qkv[0].dtype == up[0].dtype and _kind(norms[0]) == _kind(norms[1])
@@ -139,7 +144,7 @@ class FusedRegions:
     def _takes(self, job: Job, x: Array, *weights: Weight) -> bool:
         return (
             getattr(x, "ndim", 0) == 2
-            and x.shape[0] <= MAX_TOKENS
+            and x.shape[0] <= self.most_tokens
             and plans.takes(job, x.shape[0], *(weight.data.shape[-1] for weight in weights))
             and all(address(weight.data) % 16 == 0 for weight in weights)
         )
@@ -201,10 +206,6 @@ class FusedRegions:
             return self.kernels.new(shape, np.float32)
         checks.array(residual, "residual", FLOAT32, shape)
         return residual
-
-    def _wide(self, x: Array, weight: Weight) -> Array:
-        """What an unfused region takes: float32."""
-        return x if x.dtype == FLOAT32 else self.kernels.widen(x, CARRIED[weight.dtype])
 
 
 class WeightOrder:

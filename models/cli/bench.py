@@ -44,6 +44,7 @@ def bench(world: World, engine: EngineOptions, options: BenchOptions) -> None:
     """Time to first token, ms/token, tokens/s, GB/s of weights and % of the memory's bound."""
     import numpy as np
 
+    from l1_kernels.regions import UnfusedRegions
     from models.cli.open_model import open_model
     from models.generate import GenerateOptions, cache_size, check_prompts, generate
 
@@ -73,6 +74,7 @@ def bench(world: World, engine: EngineOptions, options: BenchOptions) -> None:
     if opened.speaks:
         found = figures(opened, options, results, gigabytes_s)
         graph = decoder is not None and decoder.failure is None
+        found["fused"] = not isinstance(opened.device.regions, UnfusedRegions)
         found["graph"] = graph
         found["graph_recording_s"] = round(decoder.recording_s, 4) if decoder is not None and graph else None
         found["launches_per_token"] = round((launches - of_prompts) / (options.new_tokens - 1), 2)
@@ -119,6 +121,7 @@ def report(found: dict[str, Any], as_json: bool) -> None:
     )
     if found["device"] != "cpu":
         graph = f"; the graph was recorded in {found['graph_recording_s']:.2f} s" if found["graph"] else ", no graph"
+        graph += "" if found["fused"] else "; layers are not fused"
         sys.stdout.write(f"launches     {found['launches_per_token']:.0f} from Python a token{graph}\n")
 
 

@@ -126,7 +126,9 @@ def open_model(world: World, engine: EngineOptions, quiet: bool, seen: dict[str,
     mesh = build_mesh(world, shape, taking_part)
     if mesh is None:
         return None
-    device = open_device(device_name, index)
+    if engine.fusion and device_name == "cpu":
+        raise UserError("--fusion: fused kernels are a GPU's (and the simulator's); leave it out, or use --device cuda or sim")
+    device = open_device(device_name, index, fused=engine.fusion)
     dtype = engine.dtype or (config.dtype if device.name == "cuda" else "fp32")
     opened = OpenModel(
         engine.model, world, checkpoint, tokenizer, device, mesh, dtype,

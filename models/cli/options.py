@@ -57,6 +57,9 @@ class EngineOptions:
 
     int8: Annotated[str, flag("--int8", panel=SPEED, metavar="w8a16|w8a8", text="what --dtype int8 rounds: weights, or activations too")] = "w8a16"
     graph: Annotated[bool | None, flag("--graph/--no-graph", panel=SPEED, text="replay each step as one CUDA graph (default: on a GPU)", show_default=False)] = None
+    fusion: Annotated[
+        bool | None, flag("--fusion/--no-fusion", panel=SPEED, text="fuse each layer's operations into a few kernels (default: on a GPU)", show_default=False)
+    ] = None
 
     check_nan: Annotated[bool, flag("--check-nan", panel=OUTPUT, text="stop at the first logits that are not all finite")] = False
     verbose: Annotated[bool, flag("--verbose", panel=OUTPUT, text="say more about model, ranks and memory (on standard error)")] = False

@@ -33,6 +33,7 @@ class Setting:
             pass in which the first generates its first token, in rows that are not in order
     layers  0: the whole model; n: cut to its first n layers, compared with a float64 run of the cut
     graph   steps in which no prompt starts are replays of a graph (on the host: repeated calls) whose slots move on by themselves
+    fused   fused regions, or a launch an operation (None: as the device does by itself); gemm: who multiplies inside them
     short   only a few tokens of each input (the simulator is slow)
     """
 
@@ -42,6 +43,8 @@ class Setting:
     batch: str = "together"
     layers: int = 0
     graph: bool = False
+    fused: bool | None = None
+    gemm: str = "sbi"
     short: bool = False
     cases: tuple[str, ...] = ()
 
@@ -78,6 +81,7 @@ SIM_SETTINGS = [
     Setting(device="sim", layers=1, short=True, cases=SIM_CASES),
     Setting(device="sim", layers=1, short=True, cases=SIM_CASES, dtype="fp16", batch="staggered"),
     Setting(device="sim", layers=1, short=True, cases=("gptj",), graph=True),
+    Setting(device="sim", layers=1, short=True, cases=("gptj",), dtype="fp16", fused=True),
 ]
 GPU_SETTINGS = [
     Setting(device="cuda"),
@@ -87,6 +91,8 @@ GPU_SETTINGS = [
     Setting(device="cuda", dtype="fp16", batch="staggered"),
     Setting(device="cuda", dtype="bf16"),
     Setting(device="cuda", dtype="int8"),
+    Setting(device="cuda", dtype="fp16", fused=False),
+    Setting(device="cuda", dtype="fp16", gemm="cublas"),
     Setting(device="cuda", graph=True, cases=GRAPHED),
     Setting(device="cuda", graph=True, batch="alone", dtype="fp16", cases=GRAPHED),
     Setting(device="cuda", graph=True, batch="staggered", dtype="fp16", cases=GRAPHED),

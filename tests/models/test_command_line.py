@@ -278,6 +278,7 @@ def files(tmp_path):
         ("run --prefetch 2", "--prefetch 2: "),
         ("run --int8 w8a8", "--int8 w8a8: "),
         ("run --all-to-all pcc", "--all-to-all pcc: "),
+        ("run --fusion", "--fusion: fused kernels are a GPU's"),
         ("run --no-offload-parity", "--no-offload-parity: "),
         ("score", "give one of --text FILE and --ids"),
         ("score --text bad.txt --ids one.jsonl", "give one of"),
@@ -303,6 +304,19 @@ def test_wrong_input_is_one_line_that_names_it(files, monkeypatch, arguments, me
         strata(*arguments.split())
     assert message in str(caught.value) and "\n" not in str(caught.value)
     assert sorted(p.name for p in files.iterdir()) == before
+
+
+@pytest.mark.parametrize(("flags", "fused"), [([], None), (["--no-fusion"], False), (["--fusion"], True)])
+def test_fusion_reaches_the_device(monkeypatch, flags, fused):
+    from models.cli import open_model
+
+    def opened(name, index=0, fused=None, gemm="sbi"):
+        raise UserError(f"{name} {fused} {gemm}")
+
+    monkeypatch.setattr(open_model, "open_device", opened)
+    monkeypatch.setattr(open_model, "choose_device", lambda world, engine: ("cuda", 0, [0], ""))
+    with pytest.raises(UserError, match=f"^cuda {fused} sbi$"):
+        strata("run", "--prompt", "a", *flags)
 
 
 def test_device_is_known_before_parsing():

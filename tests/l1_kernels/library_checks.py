@@ -1,0 +1,33 @@
+"""Regions with a library's products: region_checks.py's, over library_regions.py."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from l1_kernels.fused_regions import FusedRegions
+from l1_kernels.weight import decode
+from tests.l1_kernels import region_checks
+
+
+class HostGemm:
+    """cuBLAS's place on the simulator: 16-bit numbers, float32 products. Counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def usable(self) -> bool:
+        return True
+
+    def __call__(self, x: Any, w: Any, dtype: str, y: Any) -> None:
+        assert x.dtype == w.dtype == np.uint16 and y.dtype == np.float32 and x.flags.c_contiguous
+        self.calls += 1
+        y[...] = decode(x, dtype) @ decode(w, dtype).T
+
+
+def use(monkeypatch: pytest.MonkeyPatch, gemm: Any, most_tokens: int = 0) -> None:
+    """region_checks' cases build their regions so."""
+    monkeypatch.setattr(region_checks, "FusedRegions", partial(FusedRegions, gemm=gemm, most_tokens=most_tokens))
