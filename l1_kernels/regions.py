@@ -46,7 +46,9 @@ class RotaryArgs:
 @dataclass(frozen=True, slots=True)
 class CacheArgs:
     """Where the keys and values of a step's tokens lie: caches [B, G, S, d] in the carrier of `dtype`, rows, positions and
-    ends int32 [T] (`Kernels.write_kv`, `Kernels.attention`)."""
+    ends int32 [T] (`Kernels.write_kv`, `Kernels.attention`). `distinct`: no two tokens share a row (and each is its
+    row's last: ends = positions + 1), so none reads what another one of the step writes. It is the caller's word: checking
+    it would wait for the GPU."""
 
     k: Array
     v: Array
@@ -54,6 +56,7 @@ class CacheArgs:
     rows: Array
     positions: Array
     ends: Array
+    distinct: bool = False
 
 
 class Regions(Protocol):

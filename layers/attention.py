@@ -57,7 +57,7 @@ class Attention:
         heads = self.heads
         qkv = qkv.reshape(qkv.shape[0], heads.count + 2 * heads.kv_count, self.config.head_dim)
         self._norm_queries_and_keys(qkv, weights)
-        place = CacheArgs(cache.k, cache.v, cache.dtype, step.rows, step.positions, step.ends)
+        place = CacheArgs(cache.k, cache.v, cache.dtype, step.rows, step.positions, step.ends, step.distinct)
         return self.device.regions.attend(qkv, heads.count, step.rotary, place, self.window, self.scale, self.slopes)
 
     def _norm_queries_and_keys(self, qkv: Array, weights: LayerWeights) -> None:

@@ -11,7 +11,7 @@ from l1_kernels.weight import Array
 @dataclass(frozen=True, slots=True)
 class Step:
     """The same for every layer of a pass. int32 [T] each, as in layers/batch.py; `rotary` None for other positions, `types`
-    None for type 0 everywhere."""
+    None for type 0 everywhere, `distinct`: no two tokens share a row (`regions.CacheArgs`)."""
 
     tokens: Array
     rows: Array
@@ -19,3 +19,4 @@ class Step:
     ends: Array
     rotary: RotaryArgs | None
     types: Array | None = None
+    distinct: bool = False

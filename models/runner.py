@@ -85,7 +85,8 @@ class Runner:
         """Logits float32 [B, V] of a token a slot, from inputs that live on the device: no upload, no wait, and no check,
         so that a graph can hold it (models/decode_graph.py, which checks)."""
         rotary = None if self.rotary is None else self.rotary.at(slots.positions)
-        return self.head(self._layers(Step(slots.tokens, slots.rows, slots.positions, slots.ends, rotary), cache))
+        step = Step(slots.tokens, slots.rows, slots.positions, slots.ends, rotary, distinct=True)  # a slot, a row (layers/decode.py)
+        return self.head(self._layers(step, cache))
 
     def graph_problem(self) -> str | None:
         """Why a graph cannot hold `decode`, in a few words, or None."""
@@ -131,7 +132,8 @@ class Runner:
         positions = upload(batch.positions)
         rotary = None if self.rotary is None else self.rotary.step(batch, positions)
         types = None if batch.types is None else upload(batch.types)
-        return Step(upload(batch.tokens), upload(batch.rows), positions, upload(batch.ends), rotary, types)
+        distinct = len(set(batch.rows.tolist())) == len(batch.rows)  # then a token is alone in its row, and the last of it
+        return Step(upload(batch.tokens), upload(batch.rows), positions, upload(batch.ends), rotary, types, distinct)
 
     def _check(self, batch: Batch, cache: KVCache) -> None:
         """A wrong index on a GPU would read another sequence's memory, so it is refused on the host."""
