@@ -10,7 +10,6 @@ On the host a "graph" calls the step again (l1_kernels/device.py): the same loop
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ import numpy as np
 
 from l1_kernels.sampling.slots import Draw
 from layers.decode import RING, DecodeState, bucket
+from models.recording import record_together
 from models.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -104,19 +104,10 @@ class Decoder:
         if size in self._graphs:
             return self._graphs[size]
         start = time.perf_counter()
-        failure, graph = None, DecodeGraph(self.runner, self.cache, size, self.sampling)
+        graph = DecodeGraph(self.runner, self.cache, size, self.sampling)
         graph.state.fill(tokens, rows, positions)
-        try:
-            graph.record()
-        except Exception as error:  # whatever the driver, NCCL or a library has against it
-            lines = str(error).strip().splitlines()
-            failure = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-        collective = self.runner.collective
-        parts = collective.gather(failure)
-        self.failure = collective.broadcast(next(filter(None, parts), None) if parts is not None else None)
+        self.failure = record_together(self.runner.collective, graph.record)
         if self.failure is not None:
-            if collective.rank == 0:
-                print(f"warning: a step cannot be recorded as a graph ({self.failure}); going on without", file=sys.stderr, flush=True)
             return None
         self._graphs[size] = graph
         self.recording_s += time.perf_counter() - start

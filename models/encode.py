@@ -40,6 +40,27 @@ class Encoder(Protocol):
     def hidden(self, batch: Batch, cache: Any) -> Any: ...
 
 
+class Passes(Protocol):
+    """What is asked of `models.encode_graph.EncodeGraphs`: the runner's passes, over a cache of its own."""
+
+    def forward(self, batch: Batch) -> Any: ...
+
+    def hidden(self, batch: Batch) -> Any: ...
+
+
+class PlainPasses:
+    """Passes launched operation by operation; one cache for all: each writes a text's keys before it reads them."""
+
+    def __init__(self, runner: Encoder, num_texts: int, context: int) -> None:
+        self.runner, self.cache = runner, runner.new_cache(num_texts, context)
+
+    def forward(self, batch: Batch) -> Any:
+        return self.runner.forward(batch, self.cache)
+
+    def hidden(self, batch: Batch) -> Any:
+        return self.runner.hidden(batch, self.cache)
+
+
 @dataclass(frozen=True, slots=True)
 class SentenceSettings:
     """How the makers of a sentence encoder use it: tokens of a text that are read (None: all positions), and the pooling."""
@@ -83,18 +104,20 @@ def text_ids(tokenizer: Tokenizer, text: str, limit: int) -> tuple[list[int], bo
 
 
 def embed(
-    runner: Encoder, texts: Sequence[Ids], batch_size: int, pooling: str = "mean", on_batch: Callable[[int], None] | None = None
-) -> np.ndarray:
+    runner: Encoder, texts: Sequence[Ids], batch_size: int, pooling: str = "mean",
+    on_batch: Callable[[int], None] | None = None, passes: Passes | None = None,
+) -> np.ndarray:  # fmt: skip
     """Ids of each text (none may be empty) -> float32 [N, D] of length 1.
 
     pooling   "mean" over all of a text's tokens, special ones too; "cls": its first token's hidden state
     on_batch  called with the number of texts that are done
+    passes    how passes of `pass_size(texts, batch_size)` run (default: `PlainPasses`)
     """
     found = np.empty((len(texts), runner.config.hidden_size), np.float32)
-    cache = _cache(runner, texts, batch_size)
+    passes = passes or PlainPasses(runner, *pass_size(texts, batch_size))
     for start in range(0, len(texts), batch_size):
         batch = Batch.encode(texts[start : start + batch_size])
-        hidden = runner.device.to_host(runner.hidden(batch, cache))
+        hidden = runner.device.to_host(passes.hidden(batch))
         found[start : start + batch_size] = pool(hidden, batch.rows, pooling)
         if on_batch is not None:
             on_batch(min(start + batch_size, len(texts)))
@@ -121,16 +144,18 @@ class Mask:
     tokens: list[tuple[int, float]]
 
 
-def fill_masks(runner: Encoder, texts: Sequence[Ids], mask_id: int, top_k: int, batch_size: int) -> list[list[Mask]]:
-    """The `top_k` likeliest tokens at every `mask_id` of every text. The model must have a masked-LM head."""
+def fill_masks(
+    runner: Encoder, texts: Sequence[Ids], mask_id: int, top_k: int, batch_size: int, passes: Passes | None = None
+) -> list[list[Mask]]:
+    """The `top_k` likeliest tokens at every `mask_id` of every text. The model must have a masked-LM head. passes: as `embed`'s."""
     found: list[list[Mask]] = []
-    cache = _cache(runner, texts, batch_size)
+    passes = passes or PlainPasses(runner, *pass_size(texts, batch_size))
     for start in range(0, len(texts), batch_size):
         whole = Batch.encode(texts[start : start + batch_size])
         batch = replace(whole, outputs=np.flatnonzero(whole.tokens == mask_id).astype(np.int32))
         of_texts: list[list[Mask]] = [[] for _ in texts[start : start + batch_size]]
         if len(batch.outputs):
-            logits = np.asarray(runner.device.to_host(runner.forward(batch, cache)))
+            logits = np.asarray(runner.device.to_host(passes.forward(batch)))
             for index, row in zip(batch.outputs, logits, strict=True):
                 of_texts[batch.rows[index]].append(Mask(int(batch.positions[index]), likeliest(row, top_k)))
         found += of_texts
@@ -144,6 +169,6 @@ def likeliest(logits: np.ndarray, top_k: int) -> list[tuple[int, float]]:
     return [(int(i), float(shifted[i] / shifted.sum())) for i in order]
 
 
-def _cache(runner: Encoder, texts: Sequence[Ids], batch_size: int) -> Any:
-    """One for all passes: each writes a text's keys before it reads them."""
-    return runner.new_cache(min(batch_size, max(1, len(texts))), max(map(len, texts), default=1))
+def pass_size(texts: Sequence[Ids], batch_size: int) -> tuple[int, int]:
+    """(texts of the largest pass, tokens of the longest text)."""
+    return min(batch_size, max(1, len(texts))), max(map(len, texts), default=1)

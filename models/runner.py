@@ -88,10 +88,14 @@ class Runner:
         step = Step(slots.tokens, slots.rows, slots.positions, slots.ends, rotary, distinct=True)  # a slot, a row (layers/decode.py)
         return self.head(self._layers(step, cache))
 
+    def encode(self, step: Step, cache: KVCache) -> tuple[Array, Array]:
+        """Of an encoder: what the layers give and the last hidden states (`hidden`), float32 [T, D] each, from inputs that live on
+        the device; for a graph, as `decode` (models/encode_graph.py, which checks)."""
+        x = self._layers(step, cache)
+        return x, self.head.final_norm(x)
+
     def graph_problem(self) -> str | None:
-        """Why a graph cannot hold `decode`, in a few words, or None."""
-        if not self.config.causal:
-            return "an encoder has no decode step"
+        """Why a graph cannot hold `decode`, or an encoder's `encode`, in a few words, or None."""
         if self.rotary is not None and self.rotary.table is None:
             return "dynamic rotary scaling makes its tables on the host"
         if self.config.moe is not None:
@@ -116,7 +120,7 @@ class Runner:
         return "the head"
 
     def _pass(self, batch: Batch, cache: KVCache) -> Array:
-        self._check(batch, cache)
+        self.check(batch, cache)
         x = self._layers(self._upload(batch), cache)
         np.maximum.at(cache.lengths, batch.rows, batch.ends)
         return x
@@ -135,7 +139,7 @@ class Runner:
         distinct = len(set(batch.rows.tolist())) == len(batch.rows)  # then a token is alone in its row, and the last of it
         return Step(upload(batch.tokens), upload(batch.rows), positions, upload(batch.ends), rotary, types, distinct)
 
-    def _check(self, batch: Batch, cache: KVCache) -> None:
+    def check(self, batch: Batch, cache: KVCache) -> None:
         """A wrong index on a GPU would read another sequence's memory, so it is refused on the host."""
         limit = self.limit(cache)
         if int(batch.ends.max()) > limit:

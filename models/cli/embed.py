@@ -47,7 +47,7 @@ def embed(world: World, engine: EncoderOptions, options: EmbedOptions) -> None:
 
     from models.cli.open_model import open_model
     from models.cli.progress import progress_bar
-    from models.encode import POOLINGS, sentence_settings
+    from models.encode import POOLINGS, pass_size, sentence_settings
     from models.encode import embed as embed_ids
 
     opened = open_model(world, engine, quiet=options.json, seen={"embed": options, "the texts": texts}, encoder=True)
@@ -62,8 +62,10 @@ def embed(world: World, engine: EncoderOptions, options: EmbedOptions) -> None:
     opened.load()
 
     mine = opened.mesh.my_share(len(ids))
+    share = [ids[i] for i in mine]
+    graphs = opened.encode_graphs(*pass_size(share, options.batch_size))
     with progress_bar("embedding", opened.speaks, unit="texts") as progress:
-        vectors = embed_ids(opened.runner, [ids[i] for i in mine], options.batch_size, pooling, lambda done: progress(done, len(mine)))
+        vectors = embed_ids(opened.runner, share, options.batch_size, pooling, lambda done: progress(done, len(mine)), graphs)
     if engine.check_nan and not np.isfinite(vectors).all():
         first = mine[int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])]
         raise UserError(f"--check-nan: the embedding of {texts[first].name} is not all finite: try --dtype fp32 (or bf16)")

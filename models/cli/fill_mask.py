@@ -44,7 +44,7 @@ def fill_mask(world: World, engine: EncoderOptions, options: FillMaskOptions) ->
     import math
 
     from models.cli.open_model import open_model
-    from models.encode import fill_masks
+    from models.encode import fill_masks, pass_size
 
     opened = open_model(world, engine, quiet=options.json, seen={"fill-mask": options, "the texts": texts}, encoder=True)
     if opened is None:
@@ -59,7 +59,8 @@ def fill_mask(world: World, engine: EncoderOptions, options: FillMaskOptions) ->
     opened.load()
 
     mine = opened.mesh.my_share(len(ids))
-    masks = fill_masks(opened.runner, [ids[i] for i in mine], mask_id, options.top_k, options.batch_size)
+    share = [ids[i] for i in mine]
+    masks = fill_masks(opened.runner, share, mask_id, options.top_k, options.batch_size, opened.encode_graphs(*pass_size(share, options.batch_size)))
     if engine.check_nan and not all(math.isfinite(p) for of_text in masks for mask in of_text for _, p in mask.tokens):
         raise UserError("--check-nan: probabilities are not all finite: try --dtype fp32 (or bf16)")
     parts = opened.between_groups.gather(list(zip(mine, masks, strict=True)))

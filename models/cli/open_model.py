@@ -28,6 +28,7 @@ from models.chat import chat_end_ids
 from models.cli.options import EngineOptions
 from models.cli.progress import progress_bar
 from models.decode_graph import Decoder
+from models.encode_graph import EncodeGraphs
 from models.find import find_model
 from models.loading import Checkpoint, open_checkpoint
 from models.runner import Runner
@@ -77,13 +78,20 @@ class OpenModel:
     def decoder(self, cache_size: tuple[int, int], sampling: Sampling | None = None) -> Decoder | None:
         """What replays decode steps as graphs over a cache of (rows, context), or None: by --graph, else on a GPU, where the
         model allows it. Says so where it was asked for and cannot be, and under --verbose. sampling: the steps', default the likeliest."""
+        return Decoder(self.runner, self.runner.new_cache(*cache_size), sampling) if self._takes_graphs("step") else None
+
+    def encode_graphs(self, num_texts: int, context: int) -> EncodeGraphs | None:
+        """The same for an encoder's passes of up to so many texts of so many tokens."""
+        return EncodeGraphs(self.runner, num_texts, context) if self._takes_graphs("pass") else None
+
+    def _takes_graphs(self, what: str) -> bool:
         if not (self.device.name == "cuda" if self.graph is None else self.graph):
-            return None
+            return False
         problem = self.runner.graph_problem()
         if self.speaks and (self.verbose or (self.graph and problem)):
-            line = "each step is one replay of a graph" if problem is None else f"steps run without a graph: {problem}"
+            line = f"each {what} is one replay of a graph" if problem is None else f"every {what} runs without a graph: {problem}"
             print(line, file=sys.stderr, flush=True)
-        return Decoder(self.runner, self.runner.new_cache(*cache_size), sampling) if problem is None else None
+        return problem is None
 
     def load(self) -> None:
         """Read this rank's share of the weights onto the device. UserError (on all ranks) where the checkpoint is not whole."""

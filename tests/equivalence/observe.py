@@ -14,6 +14,7 @@ from l1_kernels.weight import encode
 from layers.batch import Batch
 from layers.kv_cache import KVCache
 from models.decode_graph import Decoder
+from models.encode_graph import EncodeGraphs
 
 Observation = dict[str, np.ndarray]
 
@@ -21,7 +22,7 @@ Observation = dict[str, np.ndarray]
 def observe(runner: Any, case: dict[str, Any], batch: str, graph: bool = False) -> Observation:
     """runner: models.runner.Runner (or the oracle). case: tests/conformance/check.py's dict."""
     if not runner.config.causal:
-        return _encoder(runner, case, batch)
+        return _encoder(runner, case, batch, graph)
     pads = [row[mask == 1] for row, mask in zip(case["pad_input_ids"], case["pad_attention_mask"], strict=True)]
     return {
         "logits": np.stack(_passes(runner, list(case["input_ids"]), batch)),
@@ -31,7 +32,7 @@ def observe(runner: Any, case: dict[str, Any], batch: str, graph: bool = False) 
     }
 
 
-def _encoder(runner: Any, case: dict[str, Any], batch: str) -> Observation:
+def _encoder(runner: Any, case: dict[str, Any], batch: str, graph: bool) -> Observation:
     """Padding goes in nowhere: each row's real tokens, laid back at the places that the goldens have them."""
     masks = case["attention_mask"] == 1
     texts = [row[mask] for row, mask in zip(case["input_ids"], masks, strict=True)]
@@ -43,8 +44,15 @@ def _encoder(runner: Any, case: dict[str, Any], batch: str) -> Observation:
     for group in groups:
         packed = Batch.encode([texts[i] for i in group], None if types is None else [types[i] for i in group])
         longest = max(len(texts[i]) for i in group)
-        h = _host(runner, runner.hidden(packed, _poisoned_cache(runner, len(group), longest)))
-        y = _host(runner, runner.forward(packed, _poisoned_cache(runner, len(group), longest)))
+        if graph:
+            assert runner.graph_problem() is None
+            graphs = EncodeGraphs(runner, len(group), longest)
+            _poison(graphs.cache)
+            h, y = _host(runner, graphs.hidden(packed)), _host(runner, graphs.forward(packed))
+            assert graphs.failure is None
+        else:
+            h = _host(runner, runner.hidden(packed, _poisoned_cache(runner, len(group), longest)))
+            y = _host(runner, runner.forward(packed, _poisoned_cache(runner, len(group), longest)))
         for row, i in enumerate(group):
             hidden[i, masks[i]] = h[packed.rows == row]
             logits[i, masks[i]] = y[packed.rows == row]
@@ -122,11 +130,15 @@ def _nll(logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
 
 def _poisoned_cache(runner: Any, rows: int, context: int) -> KVCache:
     cache = runner.new_cache(rows, context)
+    _poison(cache)
+    return cache
+
+
+def _poison(cache: KVCache) -> None:
     for layer in cache.layers:
         poison = encode(np.full(1, np.nan, np.float32), layer.dtype)[0]
         layer.k[...] = poison
         layer.v[...] = poison
-    return cache
 
 
 def _host(runner: Any, array: Any) -> np.ndarray:

@@ -32,7 +32,8 @@ class Setting:
     batch   "together": both sequences in one pass; "alone": each by itself; "staggered": the second prompt joins the
             pass in which the first generates its first token, in rows that are not in order
     layers  0: the whole model; n: cut to its first n layers, compared with a float64 run of the cut
-    graph   steps in which no prompt starts are replays of a graph (on the host: repeated calls) whose slots move on by themselves
+    graph   steps in which no prompt starts are replays of a graph (on the host: repeated calls) whose slots move on by themselves;
+            an encoder's passes are replays
     fused   fused regions, or a launch an operation (None: as the device does by itself); gemm: who multiplies inside them
     short   only a few tokens of each input (the simulator is slow)
     """
@@ -60,7 +61,7 @@ class Setting:
 
 
 # A graph holds no step that needs the host: for its tables (dynamic), or to gather experts' tokens.
-GRAPHED = tuple(name for name in DECODERS if name not in ("llama_rope_dynamic", "mixtral", "olmoe", "qwen2_moe"))
+GRAPHED = tuple(name for name in (*DECODERS, *ENCODERS) if name not in ("llama_rope_dynamic", "mixtral", "olmoe", "qwen2_moe"))
 SIM_CASES = ("gpt2", "gptj", "llama_gqa")
 
 CPU_SETTINGS = [
