@@ -21,12 +21,31 @@ SPREAD = 0.02  # standard deviation of the matrices: hidden states stay in fp16'
 def random_runner(
     config: ModelConfig, device: Device, dtype: str, shard: Shard | None = None, collective: Collective | None = None, seed: int = 0
 ) -> Runner:
-    """Every tensor that a checkpoint of this config would have, random: zeros would run faster than real numbers do."""
-    shard, collective = shard or Shard(), collective or NoCollective()
+    """A model that owns its weights."""
+    shard = shard or Shard()
+    return runner_of(config, device, dtype, random_weights(config, device, dtype, shard, seed), shard, collective)
+
+
+def random_weights(
+    config: ModelConfig, device: Device, dtype: str, shard: Shard | None = None, seed: int = 0
+) -> tuple[dict[str, Weight | Array], list[LayerWeights]]:
+    """Every tensor that a checkpoint of this config would have, random: zeros would run faster than real numbers do. (Those outside
+    the layers, the layers'.) They are there when this returns, on whatever stream they are read."""
+    shard = shard or Shard()
     rng = device.xp.random.default_rng(seed)
     ends = _tensors(device, rng, dtype, global_tensors(config, shard))
     layers = [LayerWeights.from_tensors(_tensors(device, rng, dtype, layer_tensors(config, i, shard))) for i in range(config.num_layers)]
-    return Runner(config, device, shard, collective, ends, ResidentWeights(layers), dtype)
+    device.synchronize()
+    return ends, layers
+
+
+def runner_of(
+    config: ModelConfig, device: Device, dtype: str, weights: tuple[dict[str, Weight | Array], list[LayerWeights]],
+    shard: Shard | None = None, collective: Collective | None = None,
+) -> Runner:  # fmt: skip
+    """A model over `random_weights`, which several may share: one for each way to run on a GPU (open_device's fused and gemm)."""
+    ends, layers = weights
+    return Runner(config, device, shard or Shard(), collective or NoCollective(), ends, ResidentWeights(layers), dtype)
 
 
 def _tensors(device: Device, rng: Any, dtype: str, slices: dict[str, TensorSlice]) -> dict[str, Weight | Array]:
