@@ -16,6 +16,7 @@ the cache); a GeMM needs all of its input, so two GeMMs never share a region.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,7 +49,7 @@ class CacheArgs:
     """Where the keys and values of a step's tokens lie: caches [B, G, S, d] in the carrier of `dtype`, rows, positions and
     ends int32 [T] (`Kernels.write_kv`, `Kernels.attention`). `distinct`: no two tokens share a row (and each is its
     row's last: ends = positions + 1), so none reads what another one of the step writes. It is the caller's word: checking
-    it would wait for the GPU."""
+    it would wait for the GPU. `mixed` may come in the carrier of `dtype`, which is what the output GeMM rounds its input to."""
 
     k: Array
     v: Array
@@ -94,12 +95,19 @@ class Regions(Protocol):
         """Both linear_adds into one residual."""
         ...
 
+    def sequence(self) -> AbstractContextManager[None]:
+        """What is called within may run as one launch, at the latest when the context is left (step/recorder.py)."""
+        ...
+
 
 class UnfusedRegions:
     """Every operation by itself."""
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
+
+    def sequence(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def norm_linear(self, x: Array, norm: NormArgs | None, weight: Weight, bias: Array | None) -> Array:
         return self.kernels.linear(apply_norm_args(self.kernels, x, norm), weight, bias)

@@ -124,6 +124,24 @@ def barrier(kind: str, value: Any, compute: Callable[[list[Any]], Any]) -> Any:
     return result
 
 
+def part_barrier(which: int, count: int) -> None:
+    """Wait until `count` threads of the block have come to its barrier number `which`."""
+    launch = running()
+    thread: Thread = launch.current
+    if count % 32 or not 0 < count <= thread.block.num_threads:
+        raise DivergenceError(f"bar.sync {which}, {count}: of a block of {thread.block.num_threads} threads")
+    site = launch.site(sys._getframe(2))
+    _check_meetings(thread.warp, thread, f"waits in bar.sync {which} at {line_of(site)}")
+    waiting = thread.block.parts.setdefault(which, [])
+    waiting.append(thread)
+    if len(waiting) < count:
+        thread.doing, thread.site = f"bar.sync {which}", site
+        launch.pause(thread)
+    else:
+        launch.ready.extend(member for member in waiting if member is not thread)
+        waiting.clear()
+
+
 def check_return(thread: Thread) -> None:
     """Refuse the return of a thread that others wait for."""
     if thread.block.waiting:

@@ -65,6 +65,7 @@ class Block:
         "dynamic",
         "num_returned",
         "num_threads",
+        "parts",
         "shared",
         "shared_bytes",
         "waiting",
@@ -80,6 +81,7 @@ class Block:
         self.shared_bytes = 0
         self.dynamic: np.ndarray | None = None
         self.waiting: list[Thread] = []
+        self.parts: dict[int, list[Thread]] = {}  # who waits at a barrier of a part of the block
         self.barrier_site: Site = ()
         self.barrier_kind = ""
         self.warps = [Warp(w, min(WARP_SIZE, num_threads - w * WARP_SIZE)) for w in range(-(-num_threads // WARP_SIZE))]
