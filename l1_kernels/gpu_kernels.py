@@ -37,7 +37,9 @@ class GeMM(Protocol):
 
     def usable(self) -> bool: ...
 
-    def __call__(self, x: Array, w: Array, dtype: str, y: Array) -> None: ...
+    def __call__(self, x: Array, w: Array, dtype: str, y: Array, bias: Array | None = None, add: bool = False) -> bool:
+        """y = x w^T, or y += x w^T; returns whether the bias was added too (it was if there is none)."""
+        ...
 
 
 class GpuKernels:
@@ -63,6 +65,7 @@ class GpuKernels:
         self._absent: Array | None = None
         self._counts: dict[Any, Array] = {}  # by stream
         self.launches = 0  # from Python, so far
+        self.pending: Callable[[], None] | None = None  # work that was noted down and comes before any launch (step/recorder.py)
 
     def embed(self, table: Weight, ids: Array, first: int = 0) -> Array:
         checks.matrix(table, "table")
@@ -131,10 +134,10 @@ class GpuKernels:
             self._launch_flat(elementwise.make_round(dtype), x.size, x.reshape(-1), rounded.reshape(-1))
             x = rounded
         assert self._gemm is not None
-        self._gemm(x, data, dtype, y)
         if weight.scale is not None:
+            self._gemm(x, data, dtype, y)
             self._launch_flat(elementwise.make_scale_add_bias(), y.size, y, weight.scale, self._or_absent(bias), bias is not None)
-        elif bias is not None:
+        elif not self._gemm(x, data, dtype, y, bias):
             self._launch_flat(elementwise.make_add_bias(), y.size, y, bias)
 
     def activate(self, x: Array, kind: str) -> Array:
@@ -222,7 +225,8 @@ class GpuKernels:
         self, kind: str, qkv: Array, num_heads: int, cache_k: Array, cache_v: Array, dtype: str, rows: Array, ends: Array,
         window: int, scale: float, slopes: Array | None, out: Array,
     ) -> None:  # fmt: skip
-        """attention, unchecked, by the kernel that `kind` names: "simple", "decode" or "prompt" (attention/{gpu,decode,prompt}.py)."""
+        """attention, unchecked, by the kernel that `kind` names: "simple", "decode" or "prompt" (attention/{gpu,decode,prompt}.py);
+        "prompt" writes the cache's carrier too, if `out` has it."""
         num_tokens, _, head_dim = qkv.shape
         num_kv_heads, places = cache_k.shape[1:3]
         group = num_heads // num_kv_heads
@@ -236,7 +240,7 @@ class GpuKernels:
         elif kind == "prompt":
             warps = prompt_attention.warps_a_block(num_tokens, num_heads, head_dim)
             self._launch(
-                prompt_attention.make_prompt(dtype, head_dim, warps), (ceil_div(num_tokens, 16 * warps), num_heads), warps * 32,
+                prompt_attention.make_prompt(dtype, head_dim, warps, out.dtype != FLOAT32), (ceil_div(num_tokens, 16 * warps), num_heads), warps * 32,
                 qkv, group, cache_k, cache_v, rows, ends, window, np.float32(scale), *alibi, out,
             )  # fmt: skip
         else:
@@ -246,10 +250,10 @@ class GpuKernels:
             work = self._empty((decode_attention.work_size(num_tokens * blocks, bits, heads, head_dim),), np.float32)
             self._launch(
                 decode_attention.make_decode(dtype, lanes, heads), (num_tokens, blocks, 1 << bits), 32 * decode_attention.warps_a_block(heads),
-                qkv, group, cache_k, cache_v, rows, ends, window, np.float32(scale), *alibi, bits, work, self._zero_counts(), out,
+                qkv, group, cache_k, cache_v, rows, ends, window, np.float32(scale), *alibi, bits, work, self.zero_counts(), out,
             )  # fmt: skip
 
-    def _zero_counts(self) -> Array:
+    def zero_counts(self) -> Array:
         """int32 zeros for kernels that count their blocks and set the counts back: one array a stream, whose launches follow
         each other. A graph's were made on a stream of its own, so it has its own."""
         stream = self._stream()
@@ -306,6 +310,8 @@ class GpuKernels:
         to do."""
         if grid == 0 or (isinstance(grid, tuple) and 0 in grid):
             return
+        if self.pending is not None:
+            self.pending()
         self.launches += 1
         if self._quick is not None:
             self._quick(kernel, grid, block, arguments, shared_bytes)

@@ -1,13 +1,15 @@
-"""Deep-Fusion's regions with a library's matrix products: cuBLAS writes y, and one launch each side does the rest.
+"""Deep-Fusion's regions with a library's matrix products: cuBLAS adds what it can, and one launch each side does the rest.
 
     region                launches here                                          unfused, with cuBLAS
-    norm_linear           norm to 16 bits, GeMM, bias                     3      norm, rounding, GeMM, bias                        4
+    norm_linear           norm to 16 bits, GeMM + bias                    2      norm, rounding, GeMM, bias                        4
     norm_feed_forward     norm to 16 bits, GeMM, bias + activation        3      norm, rounding, GeMM, bias, activation            5
-    linear_add            (rounding), GeMM, bias + residual             2-3      rounding, GeMM, bias, addition                    4
+    linear_add            GeMM + bias + residual                          1      rounding, GeMM, bias, addition                    4
+    attend (prompts)      rotary + cache write, attention                 2      rotary, cache write, attention                    3
+                                      and one more for each bias where the library has no kernel that adds it
 
 Two uses. Above 16 tokens (prompts, encoders) it is what FusedRegions does: there a product is bound by the tensor cores, which
 cuBLAS feeds well. And at any number of tokens it is the middle step of the paper's Fig 10a, fusion without SBI-GeMM
-(open_device(gemm="cublas")). `hidden` goes on in 16 bits, as in fused_regions.py: the same rounding, a launch earlier.
+(open_device(gemm="cublas")). `hidden` and `mixed` go on in 16 bits, as in fused_regions.py: the same rounding, a launch earlier.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ import numpy as np
 
 from l1_kernels import checks
 from l1_kernels.activation.gpu import KINDS
+from l1_kernels.attention.prompt_region import attend_prompt
 from l1_kernels.checks import FLOAT32
 from l1_kernels.elementwise import epilogue
 from l1_kernels.elementwise.gpu import make_add_bias, make_round
 from l1_kernels.gpu_kernels import MAX_BLOCKS, MAX_GRID_Y, GeMM, GpuKernels, ceil_div, threads
-from l1_kernels.regions import NormArgs, UnfusedRegions
+from l1_kernels.regions import CacheArgs, NormArgs, RotaryArgs, UnfusedRegions
 from l1_kernels.sbi_gemm.job import CARRIED
 from l1_kernels.sbi_gemm.launch import norm_rows
 from l1_kernels.weight import CARRIER, Array, Weight
@@ -57,22 +60,34 @@ class LibraryRegions(UnfusedRegions):
     def norm_linear(self, x: Array, norm: NormArgs | None, weight: Weight, bias: Array | None) -> Array:
         if not self._takes(x, norm, weight, bias):
             return super().norm_linear(self._wide(x, weight), norm, weight, bias)
-        return self._biased(self._product(self._rounded(x, norm, weight), weight), bias)
+        y = self.gpu.new((x.shape[0], weight.data.shape[0]), np.float32)
+        self._product(self._rounded(x, norm, weight), weight, y, bias)
+        return y
 
     def norm_feed_forward(self, x: Array, norm: NormArgs | None, weight: Weight, bias: Array | None, kind: str, gated: bool) -> Array:
         if not self._takes(x, norm, weight, bias) or (gated and weight.data.shape[0] % 2):
             return super().norm_feed_forward(self._wide(x, weight), norm, weight, bias, kind, gated)
-        return self._activated(self._product(self._rounded(x, norm, weight), weight), weight.dtype, bias, kind, gated)
+        y = self.gpu.new((x.shape[0], weight.data.shape[0]), np.float32)
+        self._product(self._rounded(x, norm, weight), weight, y)
+        return self._activated(y, weight.dtype, bias, kind, gated)
 
     def linear_add(self, x: Array, weight: Weight, bias: Array | None, residual: Array | None) -> Array:
         if not self._takes(x, None, weight, bias):
             return super().linear_add(self._wide(x, weight), weight, bias, residual)
-        y = self._product(self._rounded(x, None, weight), weight)
+        shape = (x.shape[0], weight.data.shape[0])
         if residual is None:
-            return self._biased(y, bias)
-        checks.array(residual, "residual", FLOAT32, y.shape)
-        self._by_rows(epilogue.make_residual(), y.shape, residual, y, self.gpu.or_absent(bias), bias is not None)
-        return residual
+            y = self.gpu.new(shape, np.float32)
+        else:
+            checks.array(residual, "residual", FLOAT32, shape)
+            y = residual
+        self._product(self._rounded(x, None, weight), weight, y, bias, residual is not None)
+        return y
+
+    def attend(
+        self, qkv: Array, num_heads: int, rotary: RotaryArgs | None, cache: CacheArgs, window: int, scale: float, slopes: Array | None
+    ) -> Array:
+        mixed = attend_prompt(self.gpu, qkv, num_heads, rotary, cache, window, scale, slopes)
+        return super().attend(qkv, num_heads, rotary, cache, window, scale, slopes) if mixed is None else mixed
 
     def norm_pair(
         self, x: Array, norms: tuple[NormArgs | None, NormArgs | None], qkv: tuple[Weight, Array | None],
@@ -109,16 +124,13 @@ class LibraryRegions(UnfusedRegions):
         self._flat(make_round(weight.dtype), x.size, x.reshape(-1), bits.reshape(-1))
         return bits
 
-    def _product(self, x: Array, weight: Weight) -> Array:
-        y = self.gpu.new((x.shape[0], weight.data.shape[0]), np.float32)
+    def _product(self, x: Array, weight: Weight, y: Array, bias: Array | None = None, add: bool = False) -> None:
+        """y (+)= x w^T + bias, in one launch where the library can add a bias."""
         assert self.gemm is not None
-        self.gemm(x, weight.data, weight.dtype, y)
-        return y
-
-    def _biased(self, y: Array, bias: Array | None) -> Array:
-        if bias is not None:
+        if self.gpu.pending is not None:
+            self.gpu.pending()
+        if not self.gemm(x, weight.data, weight.dtype, y, bias, add):
             self._flat(make_add_bias(), y.size, y, bias)
-        return y
 
     def _activated(self, y: Array, dtype: str, bias: Array | None, kind: str, gated: bool) -> Array:
         checks.known(kind, "kind", KINDS)

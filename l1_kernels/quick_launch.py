@@ -88,9 +88,15 @@ class _ArgumentBlock:
         for argument in arguments:
             if type(argument) is cupy.ndarray:
                 _require_contiguous(argument)
-                words += (0, 0, argument.size, argument.itemsize, argument.data.ptr)
-                words += argument.shape
-                words += argument.strides
+                size, item, dimensions = argument.size, argument.itemsize, argument.ndim
+                # What CuPy would be asked for, and would make a tuple of, follows from the rest for most arrays.
+                if dimensions == 1:
+                    words += (0, 0, size, item, argument.data.ptr, size, item)
+                elif dimensions == 2:
+                    rows, width = argument.shape
+                    words += (0, 0, size, item, argument.data.ptr, rows, width, width * item, item)
+                else:
+                    words += (0, 0, size, item, argument.data.ptr, *argument.shape, *argument.strides)
             else:
                 words.append(argument)
         self._struct.pack_into(self._slots, 0, *words)

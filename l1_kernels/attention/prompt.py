@@ -1,7 +1,7 @@
 """Prompt attention on tensor cores ("flash attention"); the formula is gpu.py's, for many tokens, fp16 and bf16 caches.
 
-qkv float32 [T, H+2G, d], caches [B, G, S, d], rows and ends int32 [T], slopes float32 [H], out float32 [T, H*d]: all in
-global memory. 4*T*H*L*d operations for L keys a token; a block of M tokens reads its keys and values once, 2*L*d numbers
+qkv float32 [T, H+2G, d], caches [B, G, S, d], rows and ends int32 [T], slopes float32 [H], out [T, H*d] float32 or in the
+carrier of the caches, rounded for a product that follows: all in global memory. 4*T*H*L*d operations for L keys a token; a block of M tokens reads its keys and values once, 2*L*d numbers
 for 4*M*L*d operations (M = 64: 128 operations a byte, and most bytes from L2): bound by the tensor cores and shared memory.
 Queries and probabilities are rounded to the cache's dtype, as every operand of mma is; sums are float32. No [T, L] matrix is
 ever in memory.
@@ -99,9 +99,9 @@ def masked(product, key, start, end, scale, slope):
 
 
 @cache
-def make_prompt(dtype: str, head_dim: int, warps: int) -> Callable[..., Any]:
+def make_prompt(dtype: str, head_dim: int, warps: int, carries: bool = False) -> Callable[..., Any]:
     """kernel(qkv, group, cache_k, cache_v, rows, ends, window, scale, slopes, has_slopes, out)
-    [(ceil(T / (16 * warps)), H), warps * 32]; group = H / G."""
+    [(ceil(T / (16 * warps)), H), warps * 32]; group = H / G. carries: out is in the carrier of `dtype`."""
     width = padded(head_dim)
     mma, pack = (ptx.mma_f16, ptx.f32x2_to_f16x2) if dtype == "fp16" else (ptx.mma_bf16, ptx.f32x2_to_bf16x2)
     tile_tokens, tile_keys, threads = 16 * warps, KEYS[width], 32 * warps
@@ -139,6 +139,18 @@ def make_prompt(dtype: str, head_dim: int, warps: int) -> Callable[..., Any]:
         else:
             for j in range(4):
                 query[at + j] = NO_BITS
+
+    @cuda.jit(device=True)
+    def put(out, t, column, values, v, factor):
+        """8 numbers, every fourth of `values`, to out[t, column:]."""
+        if carries:
+            ptx.store16(out, t * out.shape[1] + column, (
+                pack(values[v] * factor, values[v + 4] * factor), pack(values[v + 8] * factor, values[v + 12] * factor),
+                pack(values[v + 16] * factor, values[v + 20] * factor), pack(values[v + 24] * factor, values[v + 28] * factor),
+            ))  # fmt: skip
+        else:
+            for j in range(PIECE):
+                out[t, column + j] = values[v + 4 * j] * factor
 
     @cuda.jit(device=True)
     def add_product(a, low, high, low8, high8, values, at):
@@ -321,12 +333,11 @@ def make_prompt(dtype: str, head_dim: int, warps: int) -> Callable[..., Any]:
             for half in range(2):
                 dimension = 64 * slab + 16 * quarter + 8 * half
                 if dimension < head_dim:
-                    for j in range(PIECE):
-                        v = 32 * slab + 4 * j + half
-                        if upper < count:
-                            out[first_token + upper, h * head_dim + dimension + j] = values[v] * upper_factor
-                        if lower < count:
-                            out[first_token + lower, h * head_dim + dimension + j] = values[v + 2] * lower_factor
+                    v, column = 32 * slab + half, h * head_dim + dimension
+                    if upper < count:
+                        put(out, first_token + upper, column, values, v, upper_factor)
+                    if lower < count:
+                        put(out, first_token + lower, column, values, v + 2, lower_factor)
 
     return prompt
 
@@ -335,8 +346,10 @@ def variants() -> Iterator[tuple[str, Callable[..., Any], tuple[types.Type, ...]
     for dtype in ("fp16", "bf16"):
         cache_type = array_type(dtype, 4)
         signature = (
-            F32_3D, types.int64, cache_type, cache_type, I32_1D, I32_1D, types.int64, types.float32, F32_1D, types.boolean, F32_2D,
+            F32_3D, types.int64, cache_type, cache_type, I32_1D, I32_1D, types.int64, types.float32, F32_1D, types.boolean,
         )  # fmt: skip
         for head_dim in (64, 80, 128, 256):
             for warps in (1, most_warps(head_dim)):
-                yield f"prompt_{dtype}_{head_dim}_{warps}", make_prompt(dtype, head_dim, warps), signature
+                for carries, out in ((False, F32_2D), (True, array_type(dtype, 2))):
+                    name = f"prompt_{dtype}_{head_dim}_{warps}{'_carries' if carries else ''}"
+                    yield name, make_prompt(dtype, head_dim, warps, carries), (*signature, out)

@@ -1,8 +1,7 @@
-"""bits[t, f] = round(act(y[t, f] + b[f]));   gated: act(y[t, f] + b[f]) * (y[t, F + f] + b[F + f]);   r[t, n] += y[t, n] + b[n]
+"""bits[t, f] = round(act(y[t, f] + b[f]));   gated: act(y[t, f] + b[f]) * (y[t, F + f] + b[F + f])
 
-What follows a library's matrix product y float32 [T, N], in one launch: cuBLAS writes y and nothing else. Everything in global
-memory; `bits` is the 16-bit carrier of the next product's dtype. The first reads 4 and writes 2 bytes a number (gated: reads 8),
-the second reads 8 and writes 4: bound by bytes.
+What follows a library's matrix product y float32 [T, N] and stands before the next, in one launch. Everything in global memory;
+`bits` is the 16-bit carrier of the next product's dtype. Reads 4 (gated: 8) and writes 2 bytes a number: bound by bytes.
 
     block (i, j) -> columns i, i + (all threads of the row), ... of the tokens j, j + (all rows of blocks), ...
 
@@ -44,23 +43,8 @@ def make_activation(dtype: str, kind: str, gated: bool) -> Callable[..., Any]:
     return activation
 
 
-@cache
-def make_residual() -> Callable[..., Any]:
-    """kernel(residual, y, bias, has_bias): residual [T, N] += y + bias."""
-
-    @cuda.jit
-    def residual(total, y, bias, has_bias):
-        first, step = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x, cuda.gridDim.x * cuda.blockDim.x
-        for t in range(cuda.blockIdx.y, y.shape[0], cuda.gridDim.y):
-            for n in range(first, y.shape[1], step):
-                total[t, n] += y[t, n] + (bias[n] if has_bias else ZERO)
-
-    return residual
-
-
 def variants() -> Iterator[tuple[str, Callable[..., Any], tuple[types.Type, ...]]]:
     made = [("fp16", kind, gated) for kind in KINDS for gated in (False, True)] + [("bf16", "gelu", False), ("bf16", "silu", True)]
     for dtype, kind, gated in made:
         name = f"activation_{dtype}_{kind}{'_gated' if gated else ''}"
         yield name, make_activation(dtype, kind, gated), (F32_2D, F32_1D, types.boolean, array_type(dtype, 2))
-    yield "residual", make_residual(), (F32_2D, F32_2D, F32_1D, types.boolean)

@@ -3,19 +3,20 @@
 cuBLAS thinks in columns: its matrices are the transposes of ours, so it computes y^T = w x^T, with w (which it sees as
 [K, N]) transposed and x (which it sees as [K, T]) as it is. COMPUTE_32F: float32 sums, and for fp32 no TF32.
 
-CuPy refuses to call cuBLAS while a graph is captured, as cuBLAS might allocate its scratch memory then. With scratch of ours
-it does not, so there the same functions are called by way of ctypes.
+16-bit products go to cuBLASLt where it has a kernel for them (cublaslt.py): it adds the bias in the same launch, and takes two
+calls of C where CuPy takes more. CuPy refuses to call cuBLAS while a graph is captured, as cuBLAS might allocate its scratch
+memory then. With scratch of ours it does not, so there the same functions are called by way of ctypes.
 """
 
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 
 import cupy
 import numpy as np
 from cupy.cuda import cublas, device, runtime, stream
 
+from l1_kernels.linear.cublaslt import CublasLt, loaded, loaded_library
 from l1_kernels.weight import Array
 
 TYPE = {"fp32": runtime.CUDA_R_32F, "fp16": runtime.CUDA_R_16F, "bf16": runtime.CUDA_R_16BF}
@@ -23,35 +24,52 @@ SCRATCH = 32 << 20  # bytes: what cuBLAS takes for itself on a GPU of compute ca
 
 
 class Gemm:
-    """Holds the two numbers on the host that cuBLAS wants by address, and the scratch memory of graphs."""
+    """Holds the two numbers on the host that cuBLAS wants by address, and scratch memory for graphs and cuBLASLt: products of one
+    object must not run on several streams at once."""
 
     def __init__(self) -> None:
         self._one = np.ones(1, np.float32)
         self._zero = np.zeros(1, np.float32)
         self._scratch: Array | None = None
         self._library: ctypes.CDLL | None = None
+        self._lt: CublasLt | None = None
 
     def usable(self) -> bool:
         """Inside a capture after a call outside of one, which a capture is begun with."""
         return self._library is not None or not stream.get_current_stream().is_capturing()
 
-    def __call__(self, x: Array, w: Array, dtype: str, y: Array) -> None:
-        """x [T, K] and w [N, K] in the carrier of `dtype` ("fp32", "fp16", "bf16"), y float32 [T, N], on CuPy's current stream."""
+    def __call__(self, x: Array, w: Array, dtype: str, y: Array, bias: Array | None = None, add: bool = False) -> bool:
+        """x [T, K] and w [N, K] in the carrier of `dtype` ("fp32", "fp16", "bf16"), y float32 [T, N], on CuPy's current stream;
+        add: y += instead of y =. Returns whether bias float32 [N] was added too; where not, the caller does."""
         num_tokens, size = x.shape
         num_out = w.shape[0]
+        if self._scratch is None:
+            self._prepare()
+        if self._lt is not None and dtype != "fp32":
+            addresses = x.data.ptr, w.data.ptr, y.data.ptr, 0 if bias is None else bias.data.ptr
+            if self._lt(num_tokens, num_out, size, dtype, *addresses, add, cupy.cuda.get_current_stream().ptr):
+                return True
         handle = device.get_cublas_handle()
         arguments = (
             cublas.CUBLAS_OP_T, cublas.CUBLAS_OP_N, num_out, num_tokens, size,
             self._one.ctypes.data, w.data.ptr, TYPE[dtype], size, x.data.ptr, TYPE[dtype], size,
-            self._zero.ctypes.data, y.data.ptr, TYPE["fp32"], num_out, cublas.CUBLAS_COMPUTE_32F, cublas.CUBLAS_GEMM_DEFAULT,
+            (self._one if add else self._zero).ctypes.data, y.data.ptr, TYPE["fp32"], num_out,
+            cublas.CUBLAS_COMPUTE_32F, cublas.CUBLAS_GEMM_DEFAULT,
         )  # fmt: skip
         if stream.get_current_stream().is_capturing():
             self._captured(handle, arguments)
-            return
-        cublas.gemmEx(handle, *arguments)
-        if self._scratch is None:
-            self._scratch = cupy.empty(SCRATCH, np.uint8)
-            self._library = _loaded_library()
+        else:
+            cublas.gemmEx(handle, *arguments)
+        return bias is None
+
+    def _prepare(self) -> None:
+        """Scratch memory, and the libraries, which making a handle loads."""
+        device.get_cublas_handle()
+        self._scratch = cupy.empty(SCRATCH, np.uint8)
+        paths, lt = loaded("libcublas.so"), loaded_library()
+        self._library = ctypes.CDLL(paths[0]) if len(paths) == 1 else None
+        if lt is not None:
+            self._lt = CublasLt(lt, self._scratch.data.ptr, SCRATCH)
 
     def _captured(self, handle: int, arguments: tuple[int, ...]) -> None:
         assert self._library is not None and self._scratch is not None
@@ -65,12 +83,3 @@ class Gemm:
 def _check(status: int) -> None:
     if status:
         raise RuntimeError(f"cuBLAS: status {status}")
-
-
-def _loaded_library() -> ctypes.CDLL | None:
-    """The libcublas that CuPy has loaded, or None where that cannot be told."""
-    maps = Path("/proc/self/maps")
-    if not maps.exists():
-        return None
-    paths = {line.split()[-1] for line in maps.read_text().splitlines() if "/libcublas.so" in line}
-    return ctypes.CDLL(paths.pop()) if len(paths) == 1 else None

@@ -14,18 +14,23 @@ from tests.l1_kernels import region_checks
 
 
 class HostGemm:
-    """cuBLAS's place on the simulator: 16-bit numbers, float32 products. Counts its calls."""
+    """cuBLAS's place on the simulator: 16-bit numbers, float32 products. Counts its calls. adds_bias: as cuBLASLt does."""
 
-    def __init__(self) -> None:
+    def __init__(self, adds_bias: bool = True) -> None:
+        self.adds_bias = adds_bias
         self.calls = 0
 
     def usable(self) -> bool:
         return True
 
-    def __call__(self, x: Any, w: Any, dtype: str, y: Any) -> None:
+    def __call__(self, x: Any, w: Any, dtype: str, y: Any, bias: Any = None, add: bool = False) -> bool:
         assert x.dtype == w.dtype == np.uint16 and y.dtype == np.float32 and x.flags.c_contiguous
         self.calls += 1
-        y[...] = decode(x, dtype) @ decode(w, dtype).T
+        product = decode(x, dtype) @ decode(w, dtype).T
+        if bias is not None and self.adds_bias:
+            product += bias
+        y[...] = y + product if add else product
+        return bias is None or self.adds_bias
 
 
 def use(monkeypatch: pytest.MonkeyPatch, gemm: Any, most_tokens: int = 0) -> None:

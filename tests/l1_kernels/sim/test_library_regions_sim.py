@@ -19,10 +19,10 @@ pytestmark = pytest.mark.sim
 TOKENS = [1, 7, 37]
 
 
-@pytest.fixture
-def gemm(monkeypatch: pytest.MonkeyPatch) -> Any:
+@pytest.fixture(params=[True, False], ids=["adds the bias", "does not"])
+def gemm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Regions with it; it must have been called."""
-    library = HostGemm()
+    library = HostGemm(request.param)
     use(monkeypatch, library)
     yield library
     assert library.calls
@@ -83,8 +83,8 @@ def test_launches_of_a_layer(device: Device) -> None:
     bias = device.to_device(np.ones(16, np.float32))
     norm = NormArgs("layernorm", bias, bias, 1e-5)
 
-    def count(fused: bool) -> list[int]:
-        library = HostGemm()
+    def count(fused: bool, adds_bias: bool = True) -> list[int]:
+        library = HostGemm(adds_bias)
         kernels = LibraryKernels(device.empty, gemm=library)
         if fused:
             regions: Any = FusedRegions(kernels, 2, gemm=library)
@@ -104,8 +104,9 @@ def test_launches_of_a_layer(device: Device) -> None:
             found.append(kernels.launches + library.calls - before)
         return found
 
-    assert count(True) == [3, 3, 2]
-    assert count(False) == [4, 5, 4]
+    assert count(True) == [2, 3, 1]
+    assert count(True, False) == [3, 3, 2]
+    assert count(False, False) == [4, 5, 4]
 
 
 def test_the_device_fuses_when_asked_to() -> None:
