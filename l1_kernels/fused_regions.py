@@ -26,6 +26,7 @@ import numpy as np
 from l1_kernels import checks
 from l1_kernels.activation import gpu as activation
 from l1_kernels.checks import FLOAT32
+from l1_kernels.attention import region_launch
 from l1_kernels.gpu_kernels import GeMM, GpuKernels
 from l1_kernels.library_regions import LibraryRegions
 from l1_kernels.regions import CacheArgs, NormArgs, RotaryArgs, apply_norm_args
@@ -139,7 +140,9 @@ class FusedRegions:
     def attend(
         self, qkv: Array, num_heads: int, rotary: RotaryArgs | None, cache: CacheArgs, window: int, scale: float, slopes: Array | None
     ) -> Array:
-        return self.unfused.attend(qkv, num_heads, rotary, cache, window, scale, slopes)
+        if not region_launch.takes_step(cache):
+            return self.unfused.attend(qkv, num_heads, rotary, cache, window, scale, slopes)
+        return region_launch.attend_step(self.kernels, self.multiprocessors, qkv, num_heads, rotary, cache, window, scale, slopes)
 
     def _takes(self, job: Job, x: Array, *weights: Weight) -> bool:
         return (
