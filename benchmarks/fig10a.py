@@ -3,12 +3,13 @@
     python -m benchmarks.fig10a [--models gpt2-xl,gpt-j-6b] [--batches 1,8,16] [--no-regions]
 
 Random weights, one set for all stages, fp16, a token a sequence at place 136. A step is embedding, layers, head and the choice of
-the token; nothing is read by the host. Each stage is timed launched from Python and as a graph: the paper's order is the first three
-launched, then the last one's graph, but a graph helps the unfused stage too, and most, so it stands beside every stage.
+the token; nothing is read by the host. Each stage is timed launched from Python and as a graph: the paper's order is launched first, then
+a graph of the last, but a graph helps the unfused stage too, and most, so it stands beside every stage.
 
     unfused   a launch an operation, products by cuBLAS     open_device(fused=False), --no-fusion
     fused     Deep-Fusion around cuBLAS's products          open_device(gemm="cublas")
-    sbi       + SBI-GeMM                                    the default
+    sbi       + SBI-GeMM                                    open_device(step=False)
+    step      + all of a step as one launch (l1_kernels/step)   the default, from compute capability 9.0 on
 
 Then each region alone, as the launches of a whole graph whose weights (keys and values) are others in every launch, so that L2 holds none:
 the paper gives the gain of each over unfused kernels with cuBLAS. Its figure of the steps has no numbers on its axis.
@@ -39,7 +40,7 @@ MODELS = ("gpt2-xl", "gpt-j-6b")
 PLACE, CONTEXT = 136, 144
 RUN = 8  # steps that are launched one after the other and timed together
 MOST_CACHES = 128
-STAGES: dict[str, dict[str, Any]] = {"unfused": {"fused": False}, "fused": {"gemm": "cublas"}, "sbi": {}}
+STAGES: dict[str, dict[str, Any]] = {"unfused": {"fused": False}, "fused": {"gemm": "cublas"}, "sbi": {"step": False}, "step": {}}
 # Over unfused kernels with cuBLAS, on the paper's GPUs; facts of Section VII.
 PAPER_GAINS = {"norm + qkv": 1.5, "attend": 2.9, "norm + ff1 + act": 3.0, "ff2 + residual": 1.2}
 PACKAGES = ("strata-inference", "numpy", "numba", "numba-cuda", "cupy-cuda13x", "cupy-cuda12x")
@@ -99,12 +100,15 @@ def random_bits(device: Device, shape: tuple[int, ...]) -> Any:
     return numbers.astype(np.float16).view(np.uint16)
 
 
+REGION_STAGES = ("unfused", "fused", "sbi")
+
+
 def measure_regions(devices: dict[str, Device], name: str, config: ModelConfig, batch: int, pool: Any, read_gb_s: float) -> Iterator[dict[str, Any]]:
-    """A row for each region: microseconds by stage, and the gain of the last stage over the first. `pool`: timing.WeightPool."""
+    """A row for each region: microseconds by stage, and the gain of "sbi" over "unfused". `pool`: timing.WeightPool."""
     for region, (size, make) in regions_of(config, batch, pool).items():
         row: dict[str, Any] = {"model": name, "batch": batch, "region": region, "bytes": size, "bound_us": size / read_gb_s / 1e3}
-        for stage, device in devices.items():
-            row[f"{stage}_us"] = 1e3 * time_graph(device, list(make(device)))
+        for stage in REGION_STAGES:
+            row[f"{stage}_us"] = 1e3 * time_graph(devices[stage], list(make(devices[stage])))
         row |= {"gain": row["unfused_us"] / row["sbi_us"], "gain_of_fusion": row["unfused_us"] / row["fused_us"], "paper_gain": PAPER_GAINS[region]}
         row["percent_of_bound"] = 100 * row["bound_us"] / row["sbi_us"]
         yield row
@@ -174,7 +178,7 @@ def show_step(row: dict[str, Any]) -> str:
 
 
 def show_region(row: dict[str, Any]) -> str:
-    times = " ".join(f"{stage} {row[stage + '_us']:6.2f}" for stage in STAGES)
+    times = " ".join(f"{stage} {row[stage + '_us']:6.2f}" for stage in REGION_STAGES)
     return (
         f"{row['model']:10} {row['batch']:3} {row['region']:18} us: {times}   bound {row['bound_us']:6.2f}   "
         f"gain {row['gain']:4.2f}x (fusion alone {row['gain_of_fusion']:4.2f}x), paper {row['paper_gain']}x"
