@@ -60,9 +60,7 @@ def floor(gb_s: float | None = None) -> str:
 
 
 def ladder() -> str:
-    """GB/s of weights, rung by rung, in the ladder's order."""
-    from l1_kernels.sbi_gemm.ladder import RUNGS
-
+    """GB/s of weights, rung by rung, in the order of the result file, which is the ladder's."""
     found = result("kernels")
     assert found is not None
     shapes = list(dict.fromkeys((row["outputs"], row["inner"]) for row in found["ladder"]))
@@ -72,7 +70,7 @@ def ladder() -> str:
         rate = rates[rung, *shape]
         return f"{rate:.0f} ({100 * rate / found['read_gb_s']:.0f} %)"
 
-    rows = [[f"`{rung}`", *(cell(rung, shape) for shape in shapes)] for rung in RUNGS if any(key[0] == rung for key in rates)]
+    rows = [[f"`{rung}`", *(cell(rung, shape) for shape in shapes)] for rung in dict.fromkeys(row["rung"] for row in found["ladder"])]
     title = f"{found['gpu']}, batch 1, fp16: GB/s of weights (% of the {found['read_gb_s']:.0f} that reading alone reached)"
     return title + "\n\n" + table(["rung", *(f"{outputs} x {inner}" for outputs, inner in shapes)], rows)
 

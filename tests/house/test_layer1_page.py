@@ -30,6 +30,7 @@ def test_a_part_is_put_between_its_marks_and_nothing_else_changes() -> None:
         tables.filled(page, "z", "")
 
 
+@pytest.mark.ptx
 def test_kernels_that_the_page_shows_exist() -> None:
     names = set(re.findall(r"show_ptx (\w+_\w+)", PAGE))
     assert len(names) >= 3
