@@ -240,7 +240,8 @@ class GpuKernels:
         elif kind == "prompt":
             warps = prompt_attention.warps_a_block(num_tokens, num_heads, head_dim)
             self._launch(
-                prompt_attention.make_prompt(dtype, head_dim, warps, out.dtype != FLOAT32), (ceil_div(num_tokens, 16 * warps), num_heads), warps * 32,
+                prompt_attention.make_prompt(dtype, head_dim, warps, out.dtype != FLOAT32),
+                (ceil_div(num_tokens, 16 * warps), num_heads), prompt_attention.threads_a_block(warps),
                 qkv, group, cache_k, cache_v, rows, ends, window, np.float32(scale), *alibi, out,
             )  # fmt: skip
         else:

@@ -60,16 +60,12 @@ class LibraryRegions(UnfusedRegions):
     def norm_linear(self, x: Array, norm: NormArgs | None, weight: Weight, bias: Array | None) -> Array:
         if not self._takes(x, norm, weight, bias):
             return super().norm_linear(self._wide(x, weight), norm, weight, bias)
-        y = self.gpu.new((x.shape[0], weight.data.shape[0]), np.float32)
-        self._product(self._rounded(x, norm, weight), weight, y, bias)
-        return y
+        return self._linear(self._rounded(x, norm, weight), weight, bias)
 
     def norm_feed_forward(self, x: Array, norm: NormArgs | None, weight: Weight, bias: Array | None, kind: str, gated: bool) -> Array:
         if not self._takes(x, norm, weight, bias) or (gated and weight.data.shape[0] % 2):
             return super().norm_feed_forward(self._wide(x, weight), norm, weight, bias, kind, gated)
-        y = self.gpu.new((x.shape[0], weight.data.shape[0]), np.float32)
-        self._product(self._rounded(x, norm, weight), weight, y)
-        return self._activated(y, weight.dtype, bias, kind, gated)
+        return self._feed_forward(self._rounded(x, norm, weight), weight, bias, kind, gated)
 
     def linear_add(self, x: Array, weight: Weight, bias: Array | None, residual: Array | None) -> Array:
         if not self._takes(x, None, weight, bias):
@@ -94,8 +90,10 @@ class LibraryRegions(UnfusedRegions):
         up: tuple[Weight, Array | None], kind: str, gated: bool,
     ) -> tuple[Array, Array]:  # fmt: skip
         shared = norms[0] is norms[1] and qkv[0].dtype == up[0].dtype
-        if shared and self._takes(x, norms[0], *qkv) and self._takes(x, norms[0], *up):
-            x, norms = self._rounded(x, norms[0], qkv[0]), (None, None)  # once for both
+        whole = not gated or up[0].data.shape[0] % 2 == 0
+        if shared and whole and self._takes(x, norms[0], *qkv) and self._takes(x, norms[0], *up):
+            x = self._rounded(x, norms[0], qkv[0])  # once for both
+            return self._linear(x, *qkv), self._feed_forward(x, *up, kind, gated)
         return self.norm_linear(x, norms[0], *qkv), self.norm_feed_forward(x, norms[1], *up, kind, gated)
 
     def _takes(self, x: Array, norm: NormArgs | None, weight: Weight, bias: Array | None) -> bool:
@@ -123,6 +121,16 @@ class LibraryRegions(UnfusedRegions):
         bits = self.gpu.new(x.shape, CARRIER[weight.dtype])
         self._flat(make_round(weight.dtype), x.size, x.reshape(-1), bits.reshape(-1))
         return bits
+
+    def _linear(self, x: Array, weight: Weight, bias: Array | None) -> Array:
+        y = self.gpu.new((x.shape[0], weight.data.shape[0]), np.float32)
+        self._product(x, weight, y, bias)
+        return y
+
+    def _feed_forward(self, x: Array, weight: Weight, bias: Array | None, kind: str, gated: bool) -> Array:
+        y = self.gpu.new((x.shape[0], weight.data.shape[0]), np.float32)
+        self._product(x, weight, y)
+        return self._activated(y, weight.dtype, bias, kind, gated)
 
     def _product(self, x: Array, weight: Weight, y: Array, bias: Array | None = None, add: bool = False) -> None:
         """y (+)= x w^T + bias, in one launch where the library can add a bias."""

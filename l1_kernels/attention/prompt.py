@@ -41,6 +41,7 @@ PIECE = 8  # numbers in 16 bytes
 KEYS = {64: 64, 128: 32, 256: 16}  # a tile, by the padded d; two tiles of K and V fit in 48 KB of shared memory
 HELD = 4  # slices of 32 dimensions of Q in registers; those of a longer head lie in shared memory
 BLOCKS = 256  # a grid of fewer takes smaller blocks
+LOADING_THREADS = 128
 ZERO, LOWEST, NO_BITS = np.float32(0), np.float32(-3.0e38), np.uint32(0)
 LOW_HALF, HIGH_HALF, HALF = np.uint32(0xFFFF), np.uint32(0xFFFF0000), np.uint32(16)
 LOG2_E = np.float32(1.4426950408889634)  # scores are kept times this: 2^x takes one instruction
@@ -67,6 +68,11 @@ def warps_a_block(num_tokens: int, num_heads: int, head_dim: int) -> int:
     while warps > 1 and -(-num_tokens // (16 * warps)) * num_heads < BLOCKS:
         warps //= 2
     return warps
+
+
+def threads_a_block(warps: int) -> int:
+    """A block of one warp is one of few (`warps_a_block`): three more help it to fetch, and have no tokens of their own."""
+    return LOADING_THREADS if warps == 1 else 32 * warps
 
 
 @cuda.jit(device=True)
@@ -101,16 +107,16 @@ def masked(product, key, start, end, scale, slope):
 @cache
 def make_prompt(dtype: str, head_dim: int, warps: int, carries: bool = False) -> Callable[..., Any]:
     """kernel(qkv, group, cache_k, cache_v, rows, ends, window, scale, slopes, has_slopes, out)
-    [(ceil(T / (16 * warps)), H), warps * 32]; group = H / G. carries: out is in the carrier of `dtype`."""
+    [(ceil(T / (16 * warps)), H), threads_a_block(warps)]; group = H / G. carries: out is in the carrier of `dtype`."""
     width = padded(head_dim)
     mma, pack = (ptx.mma_f16, ptx.f32x2_to_f16x2) if dtype == "fp16" else (ptx.mma_bf16, ptx.f32x2_to_bf16x2)
-    tile_tokens, tile_keys, threads = 16 * warps, KEYS[width], 32 * warps
+    tile_tokens, tile_keys, threads = 16 * warps, KEYS[width], threads_a_block(warps)
     slices, slabs, columns, steps = -(-head_dim // 32), -(-head_dim // 64), tile_keys // 8, tile_keys // 16
     pitch = width + 16  # of a row in shared memory, in numbers
     matrix = tile_keys * pitch
     shared_size, query_size, score_size, value_size = 4 * matrix, 8 * slices, 4 * columns, 32 * slabs
     held = min(slices, HELD)
-    put_by_slice = threads * 8
+    put_by_slice = warps * 32 * 8
     put_by_size = max(4, (slices - held) * put_by_slice)
     pieces = width // PIECE  # of a key
     log_pieces = pieces.bit_length() - 1
@@ -198,14 +204,15 @@ def make_prompt(dtype: str, head_dim: int, warps: int, carries: bool = False) ->
         scores = cuda.local.array(score_size, types.float32)
         values = cuda.local.array(value_size, types.float32)
         upper, lower = warp * 16 + g, warp * 16 + g + 8  # this lane's tokens of the tile
-        for i in range(slices):
-            load_queries(qkv, first_token + upper, num_tokens, h, 32 * i + 8 * quarter, query, 8 * i)
-            load_queries(qkv, first_token + lower, num_tokens, h, 32 * i + 8 * quarter, query, 8 * i + 4)
         put_by_at = cuda.threadIdx.x * 8
-        for i in range(held, slices):
-            q, at = 8 * i, put_by_at + (i - held) * put_by_slice
-            ptx.store16_shared(put_by, at, (query[q], query[q + 4], query[q + 1], query[q + 5]))
-            ptx.store16_shared(put_by, at + 4, (query[q + 2], query[q + 6], query[q + 3], query[q + 7]))
+        if warp < warps:
+            for i in range(slices):
+                load_queries(qkv, first_token + upper, num_tokens, h, 32 * i + 8 * quarter, query, 8 * i)
+                load_queries(qkv, first_token + lower, num_tokens, h, 32 * i + 8 * quarter, query, 8 * i + 4)
+            for i in range(held, slices):
+                q, at = 8 * i, put_by_at + (i - held) * put_by_slice
+                ptx.store16_shared(put_by, at, (query[q], query[q + 4], query[q + 1], query[q + 5]))
+                ptx.store16_shared(put_by, at + 4, (query[q + 2], query[q + 6], query[q + 3], query[q + 7]))
         for i in range(value_size):
             values[i] = ZERO
         upper_best, lower_best, upper_total, lower_total = LOWEST, LOWEST, ZERO, ZERO

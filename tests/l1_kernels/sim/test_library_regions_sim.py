@@ -10,7 +10,7 @@ import pytest
 from l1_kernels.device import Device, open_device
 from l1_kernels.fused_regions import FusedRegions
 from l1_kernels.library_regions import LibraryKernels
-from l1_kernels.regions import NormArgs
+from l1_kernels.regions import NormArgs, UnfusedRegions
 from l1_kernels.weight import host_weight
 from tests.l1_kernels import region_checks as checks
 from tests.l1_kernels.library_checks import HostGemm, use
@@ -89,8 +89,6 @@ def test_launches_of_a_layer(device: Device) -> None:
         if fused:
             regions: Any = FusedRegions(kernels, 2, gemm=library)
         else:
-            from l1_kernels.regions import UnfusedRegions
-
             regions = UnfusedRegions(kernels)
         hidden = regions.norm_feed_forward(x, norm, weight, bias, "gelu", False)
         found = []
@@ -110,7 +108,7 @@ def test_launches_of_a_layer(device: Device) -> None:
 
 
 def test_the_device_fuses_when_asked_to() -> None:
-    assert isinstance(open_device("sim", fused=True).regions, FusedRegions)
-    assert not isinstance(open_device("sim").regions, FusedRegions)
+    assert not isinstance(open_device("sim", fused=True).regions, UnfusedRegions)
+    assert isinstance(open_device("sim").regions, UnfusedRegions)
     with pytest.raises(ValueError, match="gemm"):
         open_device("sim", gemm="cutlass")
