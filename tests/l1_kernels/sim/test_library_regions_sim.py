@@ -37,7 +37,7 @@ def test_norm_linear(device: Device, gemm: Any, dtype: str, num_tokens: int, kin
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("num_tokens", TOKENS)
-@pytest.mark.parametrize(("kind", "gated", "width"), [("gelu", False, 199), ("silu", True, 7), ("gelu_new", True, 300), ("relu", False, 1)])
+@pytest.mark.parametrize(("kind", "gated", "width"), [("gelu", False, 199), ("silu", True, 7), ("gelu_new", True, 300), ("relu", False, 1), ("gelu_new", False, 200), ("silu", True, 136)])
 def test_feed_forward(device: Device, gemm: Any, dtype: str, num_tokens: int, kind: str, gated: bool, width: int) -> None:
     checks.check_feed_forward(device, dtype, num_tokens, width, 16, kind, gated)
 
