@@ -2,14 +2,15 @@
 
     region                launches here   unfused
     norm_linear                 1             2
+    attend                      1             3         of tokens that share no row (attention/decode_region.py)
     norm_feed_forward           1             3
     linear_add                  1             2
     norm_pair                   1             4
     linear_add_pair             1             4         and one more for a norm beyond `norm_tokens` tokens
 
 Bytes that no longer travel, of 4 a number, T tokens: norm_linear 2TD, norm_feed_forward 2TD + 2TF (gated 2TD + 4TF), linear_add
-2TD; `hidden` is handed on in 16 bits. At T = 1 they are nothing beside the weights: the gain is in launches, a dependent
-step costs about 4 us however small it is.
+2TD, attend 2T(H+G)r of r dimensions that turn; `hidden` and `mixed` are handed on in 16 bits (linear_add_pair takes them alike).
+At T = 1 they are nothing beside the weights: the gain is in launches, a dependent step costs about 4 us however small it is.
 
 With `ahead_bytes` each launch is told which weights the next one will read, and a block without work left fetches its share
 of them into L2. The order in which a model comes by its weights is the same in every pass; it is learnt in the first one.
@@ -25,8 +26,8 @@ import numpy as np
 
 from l1_kernels import checks
 from l1_kernels.activation import gpu as activation
-from l1_kernels.checks import FLOAT32
 from l1_kernels.attention import region_launch
+from l1_kernels.checks import FLOAT32
 from l1_kernels.gpu_kernels import GeMM, GpuKernels
 from l1_kernels.library_regions import LibraryRegions
 from l1_kernels.regions import CacheArgs, NormArgs, RotaryArgs, apply_norm_args

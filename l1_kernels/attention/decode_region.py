@@ -7,7 +7,8 @@
 qkv float32 [T, H+2G, d], which stays as it is; caches [B, G, S, d] in their dtype's carrier; rows, ends, index int32 [T]; cos, sin
 float32 [P, r/2]; slopes float32 [H]; out [T, H*d] in float32 or the caches' carrier: all in global memory, and `work` and `arrivals`.
 Bytes, with L keys a token, s bytes a number of the cache: 2*T*G*(L-1)*d*s of cache read, 2*T*G*d*s written, 4*T*(H+2G)*d of qkv
-read, T*H*d*4 (or 2) written. Three launches move 12*T*(H+2G)*d more or so, which is nothing: they cost time at their starts and ends.
+read, T*H*d*4 (or 2) written. Three launches move 8*T*(H+G)*r + 2*T*G*d*s more, with r dimensions turned: nothing. Their starts and ends
+are what they cost.
 
     block (t, g, s) -> token t, key head g (up to 4 of its query heads), stretch s of the keys; warps, tiles and lanes as in decode.py
 
@@ -16,7 +17,8 @@ and the value from shared memory; the first block of the key head's query heads 
 a row, one would read what another block has yet to write: such passes take three launches (the caller's word: CacheArgs.distinct).
 
 A step waits for memory twice. The token's end, row and angle are asked for together; they say where its keys and cosines lie.
-Then each lane asks for its first tile of keys and values, and the block for queries, new key and value, and angles behind them.
+Then each lane asks for its first tile of keys and values, and each thread for all it brings of the queries, the new key and value,
+and their cosines and sines, before it waits for any of them.
 
     keys of a token    one stretch while they are at most ONE_BLOCK bytes; otherwise as many as the grid has
 
@@ -24,6 +26,8 @@ One multiprocessor draws some 80 bytes a ns (64 KB under way, 0.8 us to memory);
 (write, count, read). So a stretch of b bytes gains by n blocks where b * (1 - 1/n) / 80 > 1750: some 190 KB for n = 4.
 As a block fills a multiprocessor's registers, the grid has no more blocks than there are multiprocessors where it splits at all.
 Those without keys are then all there at once, and gone before the first key comes; and half of them can draw all that memory gives.
+With more (token, key head)s than multiprocessors ("crowded") blocks have half the warps, so two fit: of 400 the last then
+run in a second turn, not in a fourth.
 
 The launcher (region_launch.py) gives other shapes to three launches: d > 256, d not a multiple of 8, caches that are not aligned.
 """
@@ -41,21 +45,26 @@ from l1_kernels import groups, ptx
 from l1_kernels.attention.decode import JOINED, LOG2_E, LOWEST, MAX_SPLITS, PIECE, ZERO, unpacker, unroll
 from l1_kernels.carrier import F32_1D, F32_2D, F32_3D, FLOATS, I32_1D, array_type, rounder, storer
 from l1_kernels.cuda_api import cuda
+from l1_kernels.rotary.gpu import turned
 
 ONE_BLOCK = 192 * 1024  # bytes of keys and values that a block takes without sharing them
 exp2, lane_index, warp_index = ptx.exp2, groups.lane, groups.warp
 
 
-def warps_a_block(lanes: int, heads: int) -> int:
+def warps_a_block(lanes: int, heads: int, crowded: bool = False) -> int:
     """16 of 128 registers, or 12 of 168 with 4 heads; the warps' values of 4 heads of 256 dimensions fill 48 KB of shared memory
-    with fewer."""
-    if heads < 4:
-        return 16
-    return 12 if lanes < 32 else 8
+    with fewer. Half of them where two blocks share a multiprocessor."""
+    most = 16 if heads < 4 else 12 if lanes < 32 else 8
+    return most // 2 if crowded else most
 
 
-def keys_a_step(dtype: str, lanes: int, heads: int) -> int:
-    return warps_a_block(lanes, heads) * unroll(dtype) * (32 // lanes)
+def is_crowded(pairs: int, multiprocessors: int) -> bool:
+    """`pairs`: of a token and a key head, or a chunk of its query heads; a block's work where keys are not split."""
+    return pairs > multiprocessors
+
+
+def keys_a_step(dtype: str, lanes: int, heads: int, crowded: bool = False) -> int:
+    return warps_a_block(lanes, heads, crowded) * unroll(dtype) * (32 // lanes)
 
 
 def keys_a_block(dtype: str, lanes: int) -> int:
@@ -64,7 +73,7 @@ def keys_a_block(dtype: str, lanes: int) -> int:
 
 
 def num_splits(pairs: int, places: int, multiprocessors: int, dtype: str, lanes: int, heads: int) -> int:
-    """Stretches in the grid, of `pairs` (token, key head and chunk of its query heads), over a cache of `places` keys a row."""
+    """Stretches in the grid over a cache of `places` keys a row; 1 where it is crowded."""
     if places <= keys_a_block(dtype, lanes):
         return 1
     return max(1, min(multiprocessors // max(1, pairs), MAX_SPLITS, -(-places // keys_a_step(dtype, lanes, heads))))
@@ -76,20 +85,12 @@ def work_size(pairs: int, splits: int, heads: int, head_dim: int) -> int:
 
 
 @cuda.jit(device=True)
-def turned(qkv, t, head, i, cos, sin, angle, half, interleaved):
-    """Dimension i of a head, turned as by rotary/gpu.py."""
-    x = qkv[t, head, i]
-    if i >= 2 * half:
-        return x
+def partner(i, half, interleaved):
+    """(whether dimension i is the first of its pair, the other's dimension, the pair), as in rotary/gpu.py; i < 2 * half."""
     if interleaved:
-        pair, is_first, other = i >> 1, i & 1 == 0, i ^ 1
-    else:
-        is_first = i < half
-        pair = i if is_first else i - half
-        other = i + half if is_first else pair
-    y = qkv[t, head, other]
-    c, s = cos[angle, pair], sin[angle, pair]
-    return x * c - y * s if is_first else x * c + y * s
+        return i & 1 == 0, i ^ 1, i >> 1
+    is_first = i < half
+    return is_first, (i + half if is_first else i - half), (i if is_first else i - half)
 
 
 @cuda.jit(device=True)
@@ -99,9 +100,9 @@ def ceil_ratio(a, b):
 
 
 @cache
-def make_region(dtype: str, lanes: int, heads: int, out_dtype: str) -> Callable[..., Any]:
+def make_region(dtype: str, lanes: int, heads: int, out_dtype: str, crowded: bool = False) -> Callable[..., Any]:
     """kernel(qkv, group, cache_k, cache_v, rows, ends, cos, sin, index, half, interleaved, window, scale, slopes, has_slopes,
-    work, arrivals, out)[(T, G * ceil(group / heads), splits), 32 * warps_a_block(lanes, heads)]
+    work, arrivals, out)[(T, G * ceil(group / heads), splits), 32 * warps_a_block(lanes, heads, crowded)]
 
     d <= 8 * lanes; group = H / G; half 0: no rotary; work of `work_size`, and an int32 of `arrivals`, 0, for each of the grid's
     (x, y); out in `out_dtype`'s carrier."""
@@ -113,13 +114,14 @@ def make_region(dtype: str, lanes: int, heads: int, out_dtype: str) -> Callable[
     log_lanes, log_keys = lanes.bit_length() - 1, keys_a_load.bit_length() - 1
     loads = unroll(dtype)
     tile = loads * keys_a_load
-    warps = warps_a_block(lanes, heads)
-    threads = warps * 32
+    warps = warps_a_block(lanes, heads, crowded)
+    threads, blocks = warps * 32, 2 if crowded else 1
     step, one_block = warps * tile, keys_a_block(dtype, lanes)
     all_words, all_scores, all_values = loads * num_words, heads * loads, heads * PIECE
     dims = lanes * PIECE
     log_dims = dims.bit_length() - 1
     staged_size, new_key, new_value = (heads + 2) * dims, heads * dims, (heads + 1) * dims
+    brought = -(-staged_size // threads)  # by a thread
     shared_values, shared_stats = warps * heads * dims, warps * heads
     wide = dtype == "fp32"
 
@@ -149,7 +151,7 @@ def make_region(dtype: str, lanes: int, heads: int, out_dtype: str) -> Callable[
             for j in range(4):
                 numbers[at + 4 * i + j] = part[j].view(np.float32)
 
-    @cuda.jit(launch_bounds=(threads, 1))
+    @cuda.jit(launch_bounds=(threads, blocks))
     def region(
         qkv, group, cache_k, cache_v, rows, ends, cos, sin, index, half, interleaved, window, scale, slopes, has_slopes, work, arrivals, out
     ):  # fmt: skip
@@ -161,6 +163,11 @@ def make_region(dtype: str, lanes: int, heads: int, out_dtype: str) -> Callable[
         t, split, splits = cuda.blockIdx.x, cuda.blockIdx.z, cuda.gridDim.z
         end, row = ends[t], rows[t]
         angle = index[t] if half > 0 else np.int32(0)
+        head_dim, num_kv_heads = cache_k.shape[3], cache_k.shape[1]
+        chunks = ceil_ratio(group, heads)
+        g = np.int64(np.uint32(cuda.blockIdx.y) // np.uint32(chunks))
+        chunk = cuda.blockIdx.y - g * chunks
+        first_head, num_mine = g * group + chunk * heads, min(heads, group - chunk * heads)
         start = max(0, end - window) if window > 0 else 0
         count = end - start
         stretch, in_use = count, 1
@@ -173,11 +180,6 @@ def make_region(dtype: str, lanes: int, heads: int, out_dtype: str) -> Callable[
         first = start + split * stretch
         has_new = split == in_use - 1
         stop = end - 1 if has_new else first + stretch  # of the keys that the cache has
-        head_dim, num_kv_heads = cache_k.shape[3], cache_k.shape[1]
-        chunks = (group + heads - 1) // heads
-        g = cuda.blockIdx.y if chunks == 1 else cuda.blockIdx.y // chunks
-        chunk = 0 if chunks == 1 else cuda.blockIdx.y - g * chunks
-        first_head, num_mine = g * group + chunk * heads, min(heads, group - chunk * heads)
         lane, warp = lane_index(), warp_index()
         place, key_of_load = lane & lanes - 1, lane >> log_lanes
         dimension = place * PIECE
@@ -191,6 +193,10 @@ def make_region(dtype: str, lanes: int, heads: int, out_dtype: str) -> Callable[
         best = cuda.local.array(heads, types.float32)
         total = cuda.local.array(heads, types.float32)
         slope = cuda.local.array(heads, types.float32)
+        own = cuda.local.array(brought, types.float32)
+        others = cuda.local.array(brought, types.float32)
+        cosine = cuda.local.array(brought, types.float32)
+        sine = cuda.local.array(brought, types.float32)
         part_best = cuda.local.array(JOINED, types.float32)
         part_total = cuda.local.array(JOINED, types.float32)
         part = cuda.local.array(JOINED, types.float32)
@@ -198,28 +204,37 @@ def make_region(dtype: str, lanes: int, heads: int, out_dtype: str) -> Callable[
         if tile_key < stop:
             fetch_tile(cache_k, base, tile_key + key_of_load, stop - 1, head_dim, k_words)
             fetch_tile(cache_v, base, tile_key + key_of_load, stop - 1, head_dim, v_words)
-        for item in range(cuda.threadIdx.x, staged_size, threads):
+        for r in range(heads):
+            slope[r] = slopes[first_head + r] * LOG2_E if has_slopes and r < num_mine else ZERO
+        for u in range(brought):  # without branches: all of these are under way together
+            item = cuda.threadIdx.x + u * threads
+            r, i = item >> log_dims, min(item & dims - 1, head_dim - 1)
+            head = first_head + min(r, num_mine - 1)
+            if r >= heads:
+                head = num_kv_heads * (group if r == heads else group + 1) + g
+            is_first, other, angle_pair = partner(i, half, interleaved)
+            turns = i < 2 * half
+            own[u], others[u] = qkv[t, head, i], qkv[t, head, other if turns else i]
+            cosine[u], sine[u] = cos[angle, angle_pair if turns else 0], sin[angle, angle_pair if turns else 0]
+        for u in range(brought):
+            item = cuda.threadIdx.x + u * threads
             r, i = item >> log_dims, item & dims - 1
-            number = ZERO
-            if i < head_dim:
-                if r < num_mine:
-                    number = turned(qkv, t, first_head + r, i, cos, sin, angle, half, interleaved) * (scale * LOG2_E)
-                elif r == heads and has_new:
-                    key = turned(qkv, t, num_kv_heads * group + g, i, cos, sin, angle, half, interleaved)
-                    number = round_to_cache(key)
-                    if chunk == 0:
-                        cache_k[row, g, end - 1, i] = store_cache(key)
-                elif r > heads and has_new:
-                    value = qkv[t, num_kv_heads * (group + 1) + g, i]
-                    number = round_to_cache(value)
-                    if chunk == 0:
-                        cache_v[row, g, end - 1, i] = store_cache(value)
-            staged[item] = number
+            number = own[u]
+            if i < 2 * half and r <= heads:
+                is_first, other, angle_pair = partner(i, half, interleaved)
+                number = turned(own[u], others[u], cosine[u], -sine[u] if is_first else sine[u])
+            if r >= heads and has_new and chunk == 0 and i < head_dim and item < staged_size:
+                if r == heads:
+                    cache_k[row, g, end - 1, i] = store_cache(number)
+                else:
+                    cache_v[row, g, end - 1, i] = store_cache(number)
+            if item < staged_size:
+                number = number * (scale * LOG2_E) if r < heads else round_to_cache(number)
+                staged[item] = number if i < head_dim else ZERO
         cuda.syncthreads()
 
         for r in range(heads):
             best[r], total[r] = LOWEST, ZERO
-            slope[r] = slopes[first_head + r] * LOG2_E if has_slopes and r < num_mine else ZERO
             read8(staged, r * dims + dimension, query, r * PIECE)
             for i in range(PIECE):
                 values[r * PIECE + i] = ZERO
@@ -360,6 +375,7 @@ def variants() -> Iterator[tuple[str, Callable[..., Any], tuple[types.Type, ...]
         )  # fmt: skip
         for lanes in (8, 16, 32):
             for heads in (1, 2, 4):
-                for out_dtype in dict.fromkeys(("fp32", dtype)):
-                    name = f"decode_region_{dtype}_{PIECE * lanes}_{heads}_{out_dtype}"
-                    yield name, make_region(dtype, lanes, heads, out_dtype), (*signature, array_type(out_dtype, 2))
+                # An odd number of heads of d = 72, 88, ... goes on in float32: the same kernel but for its last store.
+                for out_dtype, crowded in ((dtype, False), (dtype, True), *([("fp32", False)] if dtype == "fp16" and lanes == 16 else [])):
+                    name = f"decode_region_{dtype}_{PIECE * lanes}_{heads}_{out_dtype}{'_crowded' if crowded else ''}"
+                    yield name, make_region(dtype, lanes, heads, out_dtype, crowded), (*signature, array_type(out_dtype, 2))

@@ -53,6 +53,7 @@ def attend_step(
     if blocks > MAX_PAIRS:
         checks.reject("num_heads", f"of at most {MAX_PAIRS} blocks a token", num_heads)
     pairs = num_tokens * blocks
+    crowded = decode_region.is_crowded(pairs, multiprocessors)
     splits = decode_region.num_splits(pairs, places, multiprocessors, cache.dtype, lanes, heads)
     out_dtype = cache.dtype if num_heads * head_dim % 16 == 0 else "fp32"
     out = kernels.new((num_tokens, num_heads * head_dim), CARRIER[out_dtype])
@@ -63,8 +64,8 @@ def attend_step(
     else:
         turn = rotary.cos, rotary.sin, rotary.index, rotary.cos.shape[1], bool(rotary.interleaved)
     kernels.launch(
-        decode_region.make_region(cache.dtype, lanes, heads, out_dtype),
-        (num_tokens, blocks, splits), 32 * decode_region.warps_a_block(lanes, heads), 0,
+        decode_region.make_region(cache.dtype, lanes, heads, out_dtype, crowded),
+        (num_tokens, blocks, splits), 32 * decode_region.warps_a_block(lanes, heads, crowded), 0,
         qkv, group, cache.k, cache.v, cache.rows, cache.ends, *turn, window, np.float32(scale),
         kernels.or_absent(slopes), slopes is not None, work, kernels.zero_counts(), out,
     )  # fmt: skip

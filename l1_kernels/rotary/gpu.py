@@ -21,6 +21,13 @@ from l1_kernels.carrier import F32_2D, F32_3D, I32_1D
 from l1_kernels.cuda_api import cuda
 
 
+@cuda.jit(device=True)
+def turned(x, y, c, s):
+    """x c + y s, of which y s is rounded by itself: every kernel that calls this leaves the same bits. Left to the compiler, it may be
+    the other product in the next kernel."""
+    return cuda.fma(x, c, y * s)
+
+
 @cache
 def make_rotary(interleaved: bool) -> Callable[..., Any]:
     """kernel(qkv, num_rotated, cos, sin, index)[T, threads]."""
@@ -39,8 +46,8 @@ def make_rotary(interleaved: bool) -> Callable[..., Any]:
                 first, second = pair, pair + half
             a, b = qkv[t, head, first], qkv[t, head, second]
             c, s = cos[row, pair], sin[row, pair]
-            qkv[t, head, first] = a * c - b * s
-            qkv[t, head, second] = b * c + a * s
+            qkv[t, head, first] = turned(a, b, c, -s)
+            qkv[t, head, second] = turned(b, a, c, s)
 
     return rotary
 
