@@ -27,14 +27,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from l1_kernels.cuda_api import SIMULATED, as_if_on, cuda
+from l1_kernels.cuda_api import SIMULATED, lowered
 
 PACKAGES = ("l1_kernels", "l2_dense_parallel", "l3_moe", "l4_offload", "layers", "models")
 CAPABILITIES = ("80", "90")
@@ -81,20 +81,20 @@ def find_ptxas() -> str | None:
 
 def compile_to_ptx(kernel: Any, signature: Any, cc: str) -> str:
     """The PTX of a kernel for compute capability `cc`, "80" for 8.0. Raises numba's errors."""
-    capability = (int(cc[:-1]), int(cc[-1]))
+    return front_end(kernel, signature, cc)(_capability(cc))
+
+
+def front_end(kernel: Any, signature: Any, cc: str) -> Callable[[tuple[int, int]], str]:
+    """What makes the PTX for (major, minor) from `cc` on (cuda_api.lowered)."""
     options = getattr(kernel, "targetoptions", {})
-    with as_if_on(capability):
-        ptx, _ = cuda.compile(
-            getattr(kernel, "py_func", kernel),
-            signature,
-            cc=capability,
-            output="ptx",
-            device=False,
-            abi="numba",
-            fastmath=bool(options.get("fastmath")),
-            launch_bounds=options.get("launch_bounds"),
-        )
-    return ptx if isinstance(ptx, str) else ptx.decode()
+    return lowered(
+        getattr(kernel, "py_func", kernel), signature, _capability(cc),
+        fastmath=bool(options.get("fastmath")), launch_bounds=options.get("launch_bounds"),
+    )  # fmt: skip
+
+
+def _capability(cc: str) -> tuple[int, int]:
+    return int(cc[:-1]), int(cc[-1])
 
 
 def assemble(ptx: str, cc: str, ptxas: str) -> Resources:
@@ -125,30 +125,43 @@ class Job:
 
 def report(job: Job, ptxas: str | None) -> tuple[bool, str]:
     """Whether the kernel is as it should be, and its line of the table."""
-    start = f"{job.label:60} {job.cc:>3}"
-    try:
-        ptx = compile_to_ptx(job.kernel, job.signature, job.cc)
-        used = assemble(ptx, job.cc, ptxas) if ptxas else None
-    except Exception as error:
-        return False, f"{start} FAILED: {type(error).__name__}: {error}"
+    return report_together([job], ptxas)[0]
+
+
+def report_together(jobs: list[Job], ptxas: str | None) -> list[tuple[bool, str]]:
+    """`report` of each of one kernel's jobs, the oldest GPU's first: what does not depend on the GPU is done once."""
+    found, make = [], None
+    for job in jobs:
+        start = f"{job.label:60} {job.cc:>3}"
+        try:
+            make = make or front_end(job.kernel, job.signature, job.cc)
+            ptx = make(_capability(job.cc))
+            found.append(_line(start, assemble(ptx, job.cc, ptxas) if ptxas else None))
+        except Exception as error:
+            found.append((False, f"{start} FAILED: {type(error).__name__}: {error}"))
+    return found
+
+
+def _line(start: str, used: Resources | None) -> tuple[bool, str]:
     if used is None:
         return True, f"{start} {'-':>9} {'-':>7} {'-':>7}"
     spills = used.spilled_bytes > 0
     return not spills, f"{start} {used.registers:>9} {used.shared_bytes:>7} {used.spilled_bytes:>7}{'  SPILLS' if spills else ''}"
 
 
-def report_all(jobs: list[Job], ptxas: str | None) -> Iterator[tuple[bool, str]]:
-    """`report` of each, in order, on all usable cores. Workers are forked, since a kernel cannot be sent to another process."""
+def report_all(jobs: list[list[Job]], ptxas: str | None) -> Iterator[tuple[bool, str]]:
+    """`report_together` of each kernel's, in order, on all usable cores. Workers are forked, since a kernel cannot be sent to another process."""
     workers = max(1, min(len(os.sched_getaffinity(0)), len(jobs)))
     with ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), initializer=_inherited.extend, initargs=(jobs,)) as pool:
-        yield from pool.map(functools.partial(_report_at, ptxas), range(len(jobs)))
+        for found in pool.map(functools.partial(_report_at, ptxas), range(len(jobs))):
+            yield from found
 
 
-_inherited: list[Job] = []  # a worker's jobs; empty in the process that forks them
+_inherited: list[list[Job]] = []  # a worker's jobs; empty in the process that forks them
 
 
-def _report_at(ptxas: str | None, index: int) -> tuple[bool, str]:
-    return report(_inherited[index], ptxas)
+def _report_at(ptxas: str | None, index: int) -> list[tuple[bool, str]]:
+    return report_together(_inherited[index], ptxas)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -161,13 +174,12 @@ def main(arguments: list[str] | None = None) -> int:
     ptxas = find_ptxas()
     if ptxas is None:
         print("no ptxas (numba-cuda[cu12] brings one): kernels are compiled to PTX, and neither assembled nor counted")
-    jobs = [
-        Job(f"{module.__name__}:{name}", kernel, signature, cc)
-        for module in find_modules()
-        for name, kernel, signature in module.variants()
-        for cc in capabilities
-        if int(cc) >= int(getattr(module, "LEAST_CAPABILITY", "0"))
-    ]
+    capabilities = sorted(capabilities, key=int)
+    jobs = []
+    for module in find_modules():
+        taken = [cc for cc in capabilities if int(cc) >= int(getattr(module, "LEAST_CAPABILITY", "0"))]
+        if taken:
+            jobs += [[Job(f"{module.__name__}:{name}", kernel, signature, cc) for cc in taken] for name, kernel, signature in module.variants()]
     print(f"{'kernel':60} {'cc':>3} {'registers':>9} {'shared':>7} {'spilled':>7}", flush=True)
     failures = 0
     for good, line in report_all(jobs, ptxas):

@@ -14,14 +14,14 @@
 infinity there, not an OverflowError, and a float32 gives a float32.
 
 `SIMULATED` says which of the two it is. `intrinsic` and `types` are numba's, for inline_ptx.py alone; the simulator has none.
-`as_if_on` is compile_ptx.py's. numba-cuda is in maintenance mode: a move to its successor changes this file and inline_ptx.py.
+`as_if_on` and `lowered` are compile_ptx.py's. numba-cuda is in maintenance mode: a move to its successor changes this file and inline_ptx.py.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,6 +59,17 @@ def as_if_on(capability: tuple[int, int]) -> Iterator[None]:
         dispatcher.get_current_device = ask
 
 
+def lowered(function: Any, signature: Any, capability: tuple[int, int], **options: Any) -> Callable[[tuple[int, int]], str]:
+    """A kernel typed and lowered once, which is most of the work; what is returned makes its PTX for a compute capability from
+    `capability` on. numba lowers alike for all of them from 7.5 on; `cuda.compile` would begin anew for each. options: fastmath, launch_bounds."""
+    from numba.cuda import compiler
+
+    half: Any = compiler  # the half of `cuda.compile` that it has no name for
+    with as_if_on(capability):
+        library, _ = half._compile_pyfunc_with_fixup(function, signature, device=False, cc=capability, abi="numba", **options)
+    return lambda capability: library.get_asm_str(cc=capability)
+
+
 _allowed: dict[int, int] = {}
 
 
@@ -82,4 +93,4 @@ def allow_shared_of(handle: int, size: int) -> None:
         raise RuntimeError(f"{size} bytes of shared memory refused: {status}")
 
 
-__all__ = ["SIMULATED", "allow_shared", "allow_shared_of", "as_if_on", "cuda", "intrinsic", "math", "types"]
+__all__ = ["SIMULATED", "allow_shared", "allow_shared_of", "as_if_on", "cuda", "intrinsic", "lowered", "math", "types"]

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from l1_kernels import compile_ptx, ptx
-from l1_kernels.compile_ptx import CAPABILITIES, Resources, assemble, compile_to_ptx, find_modules, find_ptxas
-from l1_kernels.cuda_api import cuda
+from l1_kernels.carrier import F32_1D, F32_2D
+from l1_kernels.compile_ptx import CAPABILITIES, Resources, assemble, compile_to_ptx, find_modules, find_ptxas, front_end
+from l1_kernels.cuda_api import as_if_on, cuda
+from l1_kernels.sbi_gemm.layout import packed_type
+from l1_kernels.sbi_gemm.transpose import make_transpose
 from tests.l1_kernels.instruction_checks import GROUPS, INSTRUCTIONS, Check
 
 pytestmark = pytest.mark.ptx
@@ -122,6 +125,29 @@ def test_an_error_or_a_spill_exits_with_1(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(compile_ptx, "assemble", lambda *arguments: Resources(255, 0, 16))
     assert compile_ptx.main(["--cc", "90"]) == 1
     assert "SPILLS" in capsys.readouterr().out
+
+
+def test_one_lowering_serves_all_capabilities() -> None:
+    """The same instructions as `cuda.compile` for that GPU alone gives, names aside: they hold the GPU that was lowered for."""
+
+    def instructions(text: str) -> list[str]:
+        return [re.sub(r"_Z\w+|_cudapy\w+", "", line) for line in text.splitlines() if line.startswith("\t")]
+
+    kernel, signature = make_transpose("fp16", 1, 8), (F32_2D, packed_type("fp16", 1), F32_1D, F32_2D)
+    make = front_end(kernel, signature, "80")
+    for cc, capability in (("80", (8, 0)), ("90", (9, 0))):
+        with as_if_on(capability):
+            alone, _ = cuda.compile(kernel.py_func, signature, cc=capability, output="ptx", device=False, abi="numba")
+        assert f".target sm_{cc}" in make(capability)
+        assert len(instructions(alone)) > 100 and instructions(make(capability)) == instructions(alone)
+
+
+def test_a_module_says_which_gpus_it_is_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    old, new = _Module(("fine", fine, "void(float32[::1])")), _Module(("newer", fine, "void(float32[::1])"))
+    new.LEAST_CAPABILITY = "90"  # type: ignore[attr-defined]
+    monkeypatch.setattr(compile_ptx, "find_modules", lambda: [old, new])
+    assert compile_ptx.main(["--cc", "90", "--cc", "80"]) == 0
+    assert re.findall(r":(\w+) +(\d+) ", capsys.readouterr().out) == [("fine", "80"), ("fine", "90"), ("newer", "90")]
 
 
 def test_without_ptxas(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
