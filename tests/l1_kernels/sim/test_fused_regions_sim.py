@@ -3,11 +3,19 @@ from __future__ import annotations
 import pytest
 
 from l1_kernels.device import Device
+from l1_kernels.fused_regions import FusedRegions
+from l1_kernels.regions import Regions, UnfusedRegions
 from tests.l1_kernels import region_checks as checks
 
 pytestmark = pytest.mark.sim
 DTYPES = ["fp32", "fp16", "bf16", "int8"]
 TOKENS = [1, 7, 16]
+
+
+@pytest.mark.parametrize("regions", [FusedRegions, UnfusedRegions])
+def test_no_region_is_missing(regions: type) -> None:
+    names = {name for name in vars(Regions) if not name.startswith("_")}
+    assert names >= {"attend", "linear_add"} and not names - set(dir(regions))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
