@@ -59,6 +59,8 @@ def matrix(w: Weight, name: str) -> None:
         array(w.scale, f"{name}.scale", FLOAT32, (w.data.shape[0],))
     elif w.scale is not None:
         reject(f"{name}.scale", f"None for {w.dtype}", describe(w.scale))
+    if w.act is not None and (w.act, w.dtype) != ("int8", "int8"):
+        reject(f"{name}.act", 'None, or "int8" with an int8 matrix', repr(w.act))
 
 
 def heads(qkv: Array, first: int, count: int, name: str = "first, count") -> None:

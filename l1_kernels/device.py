@@ -178,7 +178,7 @@ class HostDevice:
 
     def weight(self, host: Weight) -> Weight:
         scale = None if host.scale is None else self.to_device(host.scale)
-        return Weight(self.to_device(host.data), host.dtype, scale)
+        return Weight(self.to_device(host.data), host.dtype, scale, host.act)
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Array:
         return np.empty(shape, dtype)

@@ -30,7 +30,7 @@ from l1_kernels.activation import gpu as activation
 from l1_kernels.attention import region_launch
 from l1_kernels.checks import FLOAT32
 from l1_kernels.gpu_kernels import GeMM, GpuKernels
-from l1_kernels.library_regions import LibraryRegions
+from l1_kernels.int8_regions import Int8Regions
 from l1_kernels.regions import CacheArgs, NormArgs, RotaryArgs, apply_norm_args
 from l1_kernels.sbi_gemm import launch, plans
 from l1_kernels.sbi_gemm.job import CARRIED, MAX_TOKENS, Job
@@ -60,7 +60,7 @@ class FusedRegions:
         ahead_bytes: int = 0, norm_tokens: int = NORM_TOKENS, gemm: GeMM | None = None, most_tokens: int = MAX_TOKENS,
     ) -> None:  # fmt: skip
         self.kernels = kernels
-        self.unfused = LibraryRegions(kernels, gemm)
+        self.unfused = Int8Regions(kernels, gemm)
         self.multiprocessors = multiprocessors
         self.table = table or []
         self.ahead_bytes = ahead_bytes
@@ -111,7 +111,7 @@ class FusedRegions:
         up: tuple[Weight, Array | None], kind: str, gated: bool,
     ) -> tuple[Array, Array]:  # fmt: skip
         checks.known(kind, "kind", activation.KINDS)
-        if x.shape[0] > self.most_tokens:
+        if x.shape[0] > self.most_tokens or qkv[0].act is not None:
             return self.unfused.norm_pair(x, norms, qkv, up, kind, gated)
         carried, carries = norms[0] is None and x.dtype != FLOAT32, self._carries(up[0], gated)
         job = Job(qkv[0].dtype, _kind(norms[0]), carried, activation=kind, gated=gated, carries=carries, pair="rows")
@@ -153,6 +153,7 @@ class FusedRegions:
         return (
             getattr(x, "ndim", 0) == 2
             and x.shape[0] <= self.most_tokens
+            and all(weight.act is None for weight in weights)  # W8A8 is int8_regions.py's
             and plans.takes(job, x.shape[0], *(weight.data.shape[-1] for weight in weights))
             and all(address(weight.data) % 16 == 0 for weight in weights)
         )

@@ -19,6 +19,7 @@ from l1_kernels.embedding import gpu as embedding
 from l1_kernels.kv_write import gpu as kv_write
 from l1_kernels.linear import gpu as linear
 from l1_kernels.norm import gpu as norm
+from l1_kernels.quantize import launch as rounding
 from l1_kernels.rotary import gpu as rotate
 from l1_kernels.routing import gpu as routing
 from l1_kernels.sampling import gpu as sampling
@@ -103,6 +104,8 @@ class GpuKernels:
             checks.reject("x", f"[T, {size}] (weight's K)", checks.describe(x))
         if bias is not None:
             checks.array(bias, "bias", FLOAT32, (num_out,))
+        if weight.act is not None:  # W8A8: what int8 leaves of x
+            x = rounding.rounded(self, x)
         y = self._empty((num_tokens, num_out), np.float32)
         if num_tokens > linear.SKINNY_TOKENS and self._cublas_takes(weight) and y.size and size:
             self._linear_cublas(x, weight, bias, y)

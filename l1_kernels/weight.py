@@ -24,11 +24,14 @@ class Weight:
     data   float32, uint16 (the bits of fp16 or bf16), or int8
     dtype  "fp32" | "fp16" | "bf16" | "int8"
     scale  float32 [N] (or [E, N]) for int8: the number is data * scale; otherwise None
+    act    "int8": what is multiplied with an int8 matrix is rounded to int8 too, a token at a time (l1_kernels/quantize),
+           which is W8A8; None: it is not, W8A16
     """
 
     data: Array
     dtype: str
     scale: Array | None = None
+    act: str | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -40,7 +43,7 @@ class Weight:
 
     def __getitem__(self, index: int) -> Weight:
         """One matrix of a stack [E, N, K]."""
-        return Weight(self.data[index], self.dtype, None if self.scale is None else self.scale[index])
+        return Weight(self.data[index], self.dtype, None if self.scale is None else self.scale[index], self.act)
 
 
 def bf16_bits(x: np.ndarray) -> np.ndarray:

@@ -34,7 +34,7 @@ def to_device(device: Device, tensors: Tensors) -> dict[str, Weight | Array]:
     def move(tensor: Weight | np.ndarray) -> Weight | Array:
         if isinstance(tensor, Weight):
             scale = None if tensor.scale is None else device.to_device(tensor.scale)
-            return Weight(device.to_device(tensor.data), tensor.dtype, scale)
+            return Weight(device.to_device(tensor.data), tensor.dtype, scale, tensor.act)
         return device.to_device(np.ascontiguousarray(tensor, np.float32))
 
     return {name: move(tensor) for name, tensor in tensors.items()}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numba import get_num_threads, njit, prange
 
+from l1_kernels.quantize.cpu import rounded
 from l1_kernels.weight import Weight
 
 FEW_ROWS = 16  # up to so many rows of x numba beats BLAS
@@ -26,6 +27,9 @@ _NONE = np.empty(0, np.float32)
 
 def linear(x: np.ndarray, weight: Weight, bias: np.ndarray | None, y: np.ndarray) -> None:
     """x [T, K] float32, weight [N, K] of any dtype, bias [N] -> y [T, N] float32. Arguments are checked by the caller."""
+    if weight.act is not None:  # W8A8: the numbers that int8 leaves of x, multiplied in float32 as everything is here
+        whole, x = x, np.empty_like(x)
+        rounded(whole, x)
     if x.shape[0] > FEW_ROWS:
         _many_rows(x, weight, bias, y)
         return

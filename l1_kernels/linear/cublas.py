@@ -30,6 +30,7 @@ class Gemm:
     def __init__(self) -> None:
         self._one = np.ones(1, np.float32)
         self._zero = np.zeros(1, np.float32)
+        self._whole = np.array([1, 0], np.int32)  # one and zero of int8 products
         self._scratch: Array | None = None
         self._library: ctypes.CDLL | None = None
         self._lt: CublasLt | None = None
@@ -56,11 +57,32 @@ class Gemm:
             (self._one if add else self._zero).ctypes.data, y.data.ptr, TYPE["fp32"], num_out,
             cublas.CUBLAS_COMPUTE_32F, cublas.CUBLAS_GEMM_DEFAULT,
         )  # fmt: skip
+        self._run(handle, arguments)
+        return bias is None
+
+    def takes_int8(self, num_out: int, size: int) -> bool:
+        """Whether `int8` multiplies more than 16 tokens with a w [num_out, size]: cuBLAS asks for whole words."""
+        return num_out % 8 == 0 and size % 8 == 0 and self.usable()
+
+    def int8(self, x: Array, w: Array, y: Array) -> None:
+        """y int32 [T, N] = x int8 [T, K] @ w int8 [N, K]^T, exact."""
+        (num_tokens, size), num_out = x.shape, w.shape[0]
+        if self._scratch is None:
+            self._prepare()
+        one, zero = self._whole.ctypes.data, self._whole[1:].ctypes.data
+        arguments = (
+            cublas.CUBLAS_OP_T, cublas.CUBLAS_OP_N, num_out, num_tokens, size,
+            one, w.data.ptr, runtime.CUDA_R_8I, size, x.data.ptr, runtime.CUDA_R_8I, size,
+            zero, y.data.ptr, runtime.CUDA_R_32I, num_out,
+            cublas.CUBLAS_COMPUTE_32I, cublas.CUBLAS_GEMM_DEFAULT,
+        )  # fmt: skip
+        self._run(device.get_cublas_handle(), arguments)
+
+    def _run(self, handle: int, arguments: tuple[int, ...]) -> None:
         if stream.get_current_stream().is_capturing():
             self._captured(handle, arguments)
         else:
             cublas.gemmEx(handle, *arguments)
-        return bias is None
 
     def _prepare(self) -> None:
         """Scratch memory, and the libraries, which making a handle loads."""
