@@ -60,12 +60,12 @@ class LibraryRegions(UnfusedRegions):
     def norm_linear(self, x: Array, norm: NormArgs | None, weight: Weight, bias: Array | None) -> Array:
         if not self._takes(x, norm, weight, bias):
             return super().norm_linear(self._wide(x, weight), norm, weight, bias)
-        return self._linear(self._rounded(x, norm, weight), weight, bias)
+        return self._linear16(self._rounded(x, norm, weight), weight, bias)
 
     def norm_feed_forward(self, x: Array, norm: NormArgs | None, weight: Weight, bias: Array | None, kind: str, gated: bool) -> Array:
         if not self._takes(x, norm, weight, bias) or (gated and weight.data.shape[0] % 2):
             return super().norm_feed_forward(self._wide(x, weight), norm, weight, bias, kind, gated)
-        return self._feed_forward(self._rounded(x, norm, weight), weight, bias, kind, gated)
+        return self._feed_forward16(self._rounded(x, norm, weight), weight, bias, kind, gated)
 
     def linear_add(self, x: Array, weight: Weight, bias: Array | None, residual: Array | None) -> Array:
         if not self._takes(x, None, weight, bias):
@@ -93,7 +93,7 @@ class LibraryRegions(UnfusedRegions):
         whole = not gated or up[0].data.shape[0] % 2 == 0
         if shared and whole and self._takes(x, norms[0], *qkv) and self._takes(x, norms[0], *up):
             x = self._rounded(x, norms[0], qkv[0])  # once for both
-            return self._linear(x, *qkv), self._feed_forward(x, *up, kind, gated)
+            return self._linear16(x, *qkv), self._feed_forward16(x, *up, kind, gated)
         return self.norm_linear(x, norms[0], *qkv), self.norm_feed_forward(x, norms[1], *up, kind, gated)
 
     def _takes(self, x: Array, norm: NormArgs | None, weight: Weight, bias: Array | None) -> bool:
@@ -122,12 +122,12 @@ class LibraryRegions(UnfusedRegions):
         self._flat(make_round(weight.dtype), x.size, x.reshape(-1), bits.reshape(-1))
         return bits
 
-    def _linear(self, x: Array, weight: Weight, bias: Array | None) -> Array:
+    def _linear16(self, x: Array, weight: Weight, bias: Array | None) -> Array:
         y = self.gpu.new((x.shape[0], weight.data.shape[0]), np.float32)
         self._product(x, weight, y, bias)
         return y
 
-    def _feed_forward(self, x: Array, weight: Weight, bias: Array | None, kind: str, gated: bool) -> Array:
+    def _feed_forward16(self, x: Array, weight: Weight, bias: Array | None, kind: str, gated: bool) -> Array:
         y = self.gpu.new((x.shape[0], weight.data.shape[0]), np.float32)
         self._product(x, weight, y)
         return self._activated(y, weight.dtype, bias, kind, gated)
@@ -143,8 +143,11 @@ class LibraryRegions(UnfusedRegions):
     def _activated(self, y: Array, dtype: str, bias: Array | None, kind: str, gated: bool) -> Array:
         checks.known(kind, "kind", KINDS)
         bits = self.gpu.new((y.shape[0], y.shape[1] // (2 if gated else 1)), CARRIER[dtype])
-        kernel = epilogue.make_activation(dtype, kind, bool(gated))
-        self._by_rows(kernel, bits.shape, y, self.gpu.or_absent(bias), bias is not None, bits)
+        # y and bits are new, and so aligned.
+        eights = bits.shape[1] % epilogue.EIGHT == 0 and (bias is None or checks.is_aligned(bias))
+        kernel = (epilogue.make_activation_of_eights if eights else epilogue.make_activation)(dtype, kind, bool(gated))
+        shape = (bits.shape[0], bits.shape[1] // epilogue.EIGHT) if eights else bits.shape
+        self._by_rows(kernel, shape, y, self.gpu.or_absent(bias), bias is not None, bits)
         return bits
 
     def _wide(self, x: Array, weight: Weight) -> Array:

@@ -18,6 +18,7 @@ import numpy as np
 
 from l1_kernels.sampling.slots import Draw
 from layers.decode import RING, DecodeState, bucket
+from models.prompt_graph import PromptGraphs
 from models.recording import record_together
 from models.sampling import Sampling
 
@@ -71,13 +72,14 @@ class DecodeGraph:
 
 
 class Decoder:
-    """The decode steps of one cache. `recording_s`: seconds that went into recording graphs."""
+    """The decode steps of one cache; `prompts`: the passes that prompts begin in, over the same cache."""
 
     def __init__(self, runner: Runner, cache: KVCache, sampling: Sampling | None = None) -> None:
         """Ask runner.graph_problem() first. sampling: how a step chooses tokens (default: the likeliest)."""
         self.runner, self.cache = runner, cache
         self.sampling = sampling or Sampling()
-        self.recording_s = 0.0
+        self.prompts = PromptGraphs(runner, cache)
+        self._recording_s = 0.0
         self.failure: str | None = None  # why recording failed; then steps must run without a graph
         self._graphs: dict[int, DecodeGraph] = {}
         self._graph: DecodeGraph | None = None
@@ -99,6 +101,11 @@ class Decoder:
         self._rows, self._lengths, self._turn = np.asarray(rows), np.asarray(positions), 0
         return True
 
+    @property
+    def recording_s(self) -> float:
+        """Seconds that went into recording graphs."""
+        return self._recording_s + self.prompts.recording_s
+
     def _recorded(self, tokens: Sequence[int], rows: Sequence[int], positions: Sequence[int]) -> DecodeGraph | None:
         size = bucket(len(rows), self.cache.num_rows)
         if size in self._graphs:
@@ -108,9 +115,10 @@ class Decoder:
         graph.state.fill(tokens, rows, positions)
         self.failure = record_together(self.runner.collective, graph.record)
         if self.failure is not None:
+            self.prompts.failure = self.failure  # no second try, and no second warning
             return None
         self._graphs[size] = graph
-        self.recording_s += time.perf_counter() - start
+        self._recording_s += time.perf_counter() - start
         return graph
 
     def launch(self) -> int:

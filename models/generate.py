@@ -151,7 +151,8 @@ def generate(
     on_text  called with a prompt's index and the text that is new, as it comes, on every rank
     indices  each prompt's number in the whole command, where this rank sees only a part of them: it names the random
              numbers. Default: 0, 1, 2 ...
-    decoder  replays graphs over its own cache (`cache_size` says how large it must be); None: every step from Python
+    decoder  replays graphs over its own cache (`cache_size` says how large it must be), decode steps always, passes with prompts
+             from the second of a size on; None: every step from Python
     """
     check_prompts(runner.config, prompts, options.max_new_tokens)
     if not prompts:
@@ -169,7 +170,7 @@ def generate(
         if not starting and decoder is not None and decoder.begin(*_last_tokens(running), *_history(running)):
             steps = _replayed_steps(runner, decoder, running, options)
         else:
-            steps = _one_step(runner, cache, running, starting, options)
+            steps = _one_step(runner, cache, running, starting, options, decoder)
             running = running + starting
         for tokens in steps:
             now = time.perf_counter() - start
@@ -187,13 +188,13 @@ def cache_size(prompts: Sequence[Sequence[int]], options: GenerateOptions) -> tu
 
 
 def _one_step(
-    runner: Model, cache: Any, running: list[_Sequence], starting: list[_Sequence], options: GenerateOptions
+    runner: Model, cache: Any, running: list[_Sequence], starting: list[_Sequence], options: GenerateOptions, decoder: Decoder | None
 ) -> Iterator[list[int]]:
-    """A pass from Python: the next token of all running sequences, then of those that start."""
+    """A pass from Python, or a replay (models/prompt_graph.py): the next token of all running sequences, then of those that start."""
     for sequence in starting:
         cache.lengths[sequence.row] = 0  # the row's last owner is gone
     batch = _next_batch(running, starting)
-    logits = runner.device.to_host(runner.forward(batch, cache))
+    logits = runner.device.to_host(runner.forward(batch, cache) if decoder is None else decoder.prompts.forward(batch))
     yield _choose(runner, logits, running + starting, options, batch, cache)
 
 

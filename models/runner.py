@@ -87,14 +87,14 @@ class Runner:
         rotary = None if self.rotary is None else self.rotary.at(slots.positions)
         step = Step(slots.tokens, slots.rows, slots.positions, slots.ends, rotary, distinct=True)  # a slot, a row (layers/decode.py)
         if self.collective.size > 1:  # the ranks' sums stand between the regions
-            return self.head(self._layers(step, cache))
+            return self.head(self.layers(step, cache))
         with self.device.regions.sequence():
-            return self.head(self._layers(step, cache))
+            return self.head(self.layers(step, cache))
 
     def encode(self, step: Step, cache: KVCache) -> tuple[Array, Array]:
         """Of an encoder: what the layers give and the last hidden states (`hidden`), float32 [T, D] each, from inputs that live on
         the device; for a graph, as `decode` (models/encode_graph.py, which checks)."""
-        x = self._layers(step, cache)
+        x = self.layers(step, cache)
         return x, self.head.final_norm(x)
 
     def graph_problem(self) -> str | None:
@@ -124,11 +124,13 @@ class Runner:
 
     def _pass(self, batch: Batch, cache: KVCache) -> Array:
         self.check(batch, cache)
-        x = self._layers(self._upload(batch), cache)
+        x = self.layers(self._upload(batch), cache)
         np.maximum.at(cache.lengths, batch.rows, batch.ends)
         return x
 
-    def _layers(self, step: Step, cache: KVCache) -> Array:
+    def layers(self, step: Step, cache: KVCache) -> Array:
+        """What the last block gives, float32 [T, D], from inputs that live on the device: no upload, no wait, no check, so that a
+        graph can hold it (models/prompt_graph.py, which checks)."""
         x = self.embedding(step)
         for index, block in enumerate(self.blocks):
             x = block(x, self.weights.layer(index), step, cache.layers[index])

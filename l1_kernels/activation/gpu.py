@@ -23,7 +23,7 @@ from l1_kernels.cuda_api import cuda, math
 KINDS = ("gelu", "gelu_new", "relu", "silu")
 ZERO, HALF, ONE = np.float32(0), np.float32(0.5), np.float32(1)
 SQRT_HALF = np.float32(math.sqrt(0.5))
-SQRT_2_OVER_PI = np.float32(math.sqrt(2 / math.pi))
+MINUS_2_SQRT_2_OVER_PI = np.float32(-2 * math.sqrt(2 / math.pi))
 CUBIC = np.float32(0.044715)
 
 
@@ -34,7 +34,8 @@ def gelu(x):
 
 @cuda.jit(device=True)
 def gelu_new(x):
-    return HALF * x * (ONE + math.tanh(SQRT_2_OVER_PI * (x + CUBIC * x * x * x)))
+    # (1 + tanh(z)) / 2 = 1 / (1 + e^-2z): one exponential where tanh takes a branch or two. It overflows to 0, and a NaN stays one.
+    return x / (ONE + math.exp(MINUS_2_SQRT_2_OVER_PI * (x + CUBIC * x * x * x)))
 
 
 @cuda.jit(device=True)

@@ -159,6 +159,7 @@ def test_a_launch_a_token_and_little_work_on_the_host():
     runner = build(open_device("cuda"), "gptj")
     prompts, options = some_prompts(runner, (4,)), GenerateOptions(48)
     _, decoder = replayed(runner, prompts, options)
+    generate(runner, prompts, GenerateOptions(1), decoder=decoder)  # the second prompt of its length: recorded
     before = runner.device.launches()
     generate(runner, prompts, GenerateOptions(1), decoder=decoder)
     of_prompt = runner.device.launches() - before
