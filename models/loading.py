@@ -114,6 +114,16 @@ def stream_model(
     return checkpoint.config, loading.tensors(plan.ends), map(loading.tensors, plan.layers)
 
 
+def rounding_activations(layers: Iterable[Tensors]) -> Iterator[Tensors]:
+    """W8A8 (`--int8 w8a8`): the layers' int8 matrices say that what they are multiplied with is rounded to int8 too. The gates of a
+    mixture of experts are fp32, and what lies outside the layers stays W8A16: logits and embeddings are few products of many bytes."""
+    for tensors in layers:
+        yield {
+            name: replace(tensor, act="int8") if isinstance(tensor, Weight) and tensor.dtype == "int8" else tensor
+            for name, tensor in tensors.items()
+        }
+
+
 def _opened(checkpoint: Checkpoint | Path | str) -> Checkpoint:
     return checkpoint if isinstance(checkpoint, Checkpoint) else open_checkpoint(checkpoint)
 

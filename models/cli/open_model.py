@@ -51,6 +51,7 @@ class OpenModel:
     between_groups: Collective  # of Python objects, over the ranks with the same tp rank
     verbose: bool = False
     graph: bool | None = None  # --graph, --no-graph, or neither
+    int8: str = "w8a16"  # --int8
     load_s: float = 0.0
     _runner: Runner | None = field(default=None)
 
@@ -62,6 +63,11 @@ class OpenModel:
     def runner(self) -> Runner:
         assert self._runner is not None, "load() comes first"
         return self._runner
+
+    @property
+    def held(self) -> str:
+        """The dtype, for people."""
+        return f"int8 ({self.int8})" if self.dtype == "int8" else self.dtype
 
     @property
     def speaks(self) -> bool:
@@ -99,7 +105,7 @@ class OpenModel:
         together = self.world.agreement() if self.mesh.size == self.world.size else nullcontext()
         with together, progress_bar(f"loading {self.name}", self.speaks) as progress:
             shard = Shard(self.mesh.tp_rank, self.mesh.tp)
-            self._runner = build_runner(self.checkpoint, self.device, self.dtype, shard, self.collective, progress)
+            self._runner = build_runner(self.checkpoint, self.device, self.dtype, shard, self.collective, progress, self.int8)
         self.device.synchronize()
         self.load_s = time.perf_counter() - start
         if self.speaks and kernels_are_cold(self.device):
@@ -142,7 +148,7 @@ def open_model(world: World, engine: EngineOptions, quiet: bool, seen: dict[str,
         engine.model, world, checkpoint, tokenizer, device, mesh, dtype,
         collective=open_collective(world, mesh, "tp", device.name, engine.share_gpu),
         between_groups=open_collective(world, mesh, "dp"),
-        verbose=engine.verbose, graph=engine.graph,
+        verbose=engine.verbose, graph=engine.graph, int8=engine.int8 or "w8a16",
     )  # fmt: skip
     if opened.speaks:
         say_where(opened, line, sys.stderr if quiet else sys.stdout)
@@ -173,7 +179,7 @@ def say_where(opened: OpenModel, line: str, stream: Any) -> None:
     """The first line: which device was taken, and how the ranks are laid out."""
     mesh = opened.mesh
     ranks = f", {mesh.size} ranks (tp {mesh.tp}, dp {mesh.dp})" if mesh.size > 1 else ""
-    print(f"{opened.name} on {opened.device.name} ({opened.device.description}), {opened.dtype}{ranks}", file=stream, flush=True)
+    print(f"{opened.name} on {opened.device.name} ({opened.device.description}), {opened.held}{ranks}", file=stream, flush=True)
     if line:
         print(line, file=stream, flush=True)
     if opened.verbose:

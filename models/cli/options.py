@@ -55,7 +55,9 @@ class EngineOptions:
     gpu_memory: Annotated[str | None, flag("--gpu-memory", panel=MEMORY, metavar="8GiB", text="the most GPU memory to use")] = None
     verify: Annotated[bool, flag("--verify", panel=MEMORY, text="check the store's sums while streaming")] = False
 
-    int8: Annotated[str, flag("--int8", panel=SPEED, metavar="w8a16|w8a8", text="what --dtype int8 rounds: weights, or activations too")] = "w8a16"
+    int8: Annotated[
+        str | None, flag("--int8", panel=SPEED, metavar="w8a16|w8a8", text="what --dtype int8 rounds: weights (w8a16, default), or activations too")
+    ] = None
     graph: Annotated[bool | None, flag("--graph/--no-graph", panel=SPEED, text="replay each step as one CUDA graph (default: on a GPU)", show_default=False)] = None
     fusion: Annotated[
         bool | None, flag("--fusion/--no-fusion", panel=SPEED, text="fuse each layer's operations into a few kernels (default: on a GPU)", show_default=False)
@@ -70,6 +72,8 @@ class EngineOptions:
         one_of("--kv", self.kv, ("gpu", "cpu"))
         one_of("--weights", self.weights, ("gpu", "cpu", "nvme"))
         one_of("--int8", self.int8, ("w8a16", "w8a8"))
+        if self.int8 is not None and self.dtype != "int8":
+            raise UserError(f"--int8 {self.int8}: says how --dtype int8 rounds; add --dtype int8, or leave it out")
         one_of("--schedule", self.schedule, ("hybrid", "queued", "lockstep"))
         one_of("--all-to-all", self.all_to_all, ("pcc", "flat", "hierarchical"))
         for name in ("tp", "pp", "ep", "prompt_micro_batches", "token_micro_batches", "prefetch"):
@@ -113,7 +117,6 @@ def refuse_what_is_not_built(options: EngineOptions) -> None:
         (given("--resident-layers", options.resident_layers), streaming),
         (given("--gpu-memory", options.gpu_memory), streaming),
         ("--verify" if options.verify else None, streaming),
-        ("--int8 w8a8" if options.int8 == "w8a8" else None, "int8 activations are"),
     ]
     for flag_given, what in needs:
         if flag_given is not None:

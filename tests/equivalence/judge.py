@@ -38,13 +38,13 @@ class Verdict:
 def bar_of(setting: Setting, case: dict[str, Any]) -> float:
     if setting.dtype == "fp32":
         return min(BARS["fp32"], case["meta"]["rel_tolerance"])
-    return max(BARS[setting.dtype], WIDER.get((setting.dtype, case["name"]), 0.0))
+    return max(BARS[setting.numbers], WIDER.get((setting.numbers, case["name"]), 0.0))
 
 
 def judge(verdict: Verdict, setting: Setting, case: dict[str, Any], got: Observation, want: Observation) -> None:
     bar, name = bar_of(setting, case), case["name"]
     mask = case.get("attention_mask")
-    flips = ROUTING_FLIPS.get((setting.dtype, name), 0.0)
+    flips = ROUTING_FLIPS.get((setting.numbers, name), 0.0)
     verdict.worst.setdefault(name, 0.0)
     for array in got:
         if array == "ppl_nll":

@@ -11,7 +11,7 @@ from l2_dense_parallel.collectives import NoCollective
 from l2_dense_parallel.slicing import Shard
 from l4_offload.resident import ResidentWeights, to_device
 from layers.config import ModelConfig
-from models.loading import open_checkpoint, stream_model
+from models.loading import open_checkpoint, rounding_activations, stream_model
 from models.runner import Runner
 from tests.conformance.check import load_case
 from tests.equivalence.judge import Verdict, judge
@@ -27,7 +27,7 @@ def check_setting(setting: Setting, device: Any, shard: Shard | None = None, col
     verdict = Verdict()
     for name in setting.case_names():
         case = shortened(load_case(CASES / name)) if setting.short else load_case(CASES / name)
-        runner = build(case["dir"], device, setting.dtype, setting.layers, shard or Shard(), collective or NoCollective())
+        runner = build(case["dir"], device, setting.dtype, setting.layers, shard or Shard(), collective or NoCollective(), setting.int8)
         got = observe(runner, case, setting.batch, setting.graph)
         if judging:
             judge(verdict, setting, case, got, reference(setting, case))
@@ -37,23 +37,25 @@ def check_setting(setting: Setting, device: Any, shard: Shard | None = None, col
 
 def reference(setting: Setting, case: dict[str, Any]) -> Observation:
     """The golden values, or a float64 run where there are none."""
-    computed = _float64(case["name"], setting.dtype, setting.layers, setting.short)
+    computed = _float64(case["name"], setting.dtype, setting.layers, setting.short, setting.int8)
     is_golden = setting.dtype == "fp32" and not setting.layers and not setting.short
     return {**computed, **case} if is_golden else computed
 
 
 @lru_cache(maxsize=256)
-def _float64(name: str, dtype: str, layers: int, short: bool) -> Observation:
+def _float64(name: str, dtype: str, layers: int, short: bool, int8: str) -> Observation:
     case = shortened(load_case(CASES / name)) if short else load_case(CASES / name)
-    runner = build(case["dir"], oracle_device(), dtype, layers, Shard(), NoCollective())
+    runner = build(case["dir"], oracle_device(), dtype, layers, Shard(), NoCollective(), int8)
     runner.kv_dtype = "fp32"
     return observe(runner, case, "together")
 
 
-def build(folder: Path, device: Any, dtype: str, layers: int, shard: Shard, collective: Any) -> Runner:
+def build(folder: Path, device: Any, dtype: str, layers: int, shard: Shard, collective: Any, int8: str = "w8a16") -> Runner:
     checkpoint = open_checkpoint(folder)
     config = cut(checkpoint.config, layers) if layers else checkpoint.config
     _, ends, tensors = stream_model(checkpoint, dtype, shard, layers=range(config.num_layers))
+    if int8 == "w8a8":
+        tensors = rounding_activations(tensors)
     return Runner(config, device, shard, collective, to_device(device, ends), ResidentWeights.load(device, tensors), dtype)
 
 
