@@ -7,6 +7,7 @@ last, shorter window counts too. So a text of n tokens has n - 1 predictions whe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -42,16 +43,22 @@ def negative_log_likelihoods(logits: np.ndarray, targets: Sequence[int]) -> np.n
     return np.log(np.exp(rows).sum(axis=1)) - rows[np.arange(len(targets)), np.asarray(targets, np.int64)]
 
 
-def score(
+def score(runner: Model, parts: Sequence[Window]) -> tuple[float, int]:
+    """Sum of the negative log-likelihoods of these windows, and how many predictions it sums. Raises as `token_losses`."""
+    losses = token_losses(runner, parts)
+    return float(losses.sum()), len(losses)
+
+
+def token_losses(
     runner: Model, parts: Sequence[Window], on_window: Callable[[Window], None] | None = None, keep: dict[tuple[int, int], np.ndarray] | None = None
-) -> tuple[float, int]:
-    """Sum of the negative log-likelihoods of these windows, and how many predictions it sums.
+) -> np.ndarray:
+    """The negative log-likelihood of every prediction of these windows, in their order, float64 [n].
 
     on_window  called after each window
     keep       receives each window's logits float32 [S, V], under (text, start)
     Raises UserError where the logits are not numbers any more (a 16-bit dtype overflowed, or the checkpoint is broken).
     """
-    total, count = 0.0, 0
+    found = [np.empty(0)]
     for window in parts:
         logits = window_logits(runner, window.tokens)
         if keep is not None:
@@ -59,10 +66,22 @@ def score(
         losses = negative_log_likelihoods(logits, window.targets)
         if np.isnan(losses).any():
             raise UserError(f"the logits of text {window.text} became NaN in its tokens from {window.start}: try --dtype fp32 (or bf16)")
-        total, count = total + float(losses.sum()), count + len(losses)
+        found.append(losses)
         if on_window is not None:
             on_window(window)
-    return total, count
+    return np.concatenate(found)
+
+
+def change_of(losses: np.ndarray, other: np.ndarray) -> tuple[float, float]:
+    """How far the mean of `losses` lies from that of `other`, and the standard error of that, both as shares of the mean of `other`.
+
+    The same predictions, in the same order, by two ways of holding the weights: each token's losses are compared, so what both find
+    hard cancels. A text is a sample. With n predictions the change is known to about its standard error, and no text of a few
+    hundred tokens tells apart two dtypes whose changes differ by less. NaN where the mean of `other` is 0 or there is one prediction."""
+    mean, differences = float(other.mean()), losses - other
+    if mean == 0 or len(losses) < 2:
+        return math.nan, math.nan
+    return float(differences.mean()) / mean, float(differences.std(ddof=1)) / math.sqrt(len(losses)) / mean
 
 
 def window_logits(runner: Model, tokens: Sequence[int]) -> np.ndarray:
@@ -86,4 +105,4 @@ def window_logits(runner: Model, tokens: Sequence[int]) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-__all__ = ["Window", "context_limit", "negative_log_likelihoods", "score", "window_logits", "windows"]
+__all__ = ["Window", "change_of", "context_limit", "negative_log_likelihoods", "score", "token_losses", "window_logits", "windows"]

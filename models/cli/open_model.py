@@ -99,13 +99,15 @@ class OpenModel:
             print(line, file=sys.stderr, flush=True)
         return problem is None
 
-    def load(self) -> None:
-        """Read this rank's share of the weights onto the device. UserError (on all ranks) where the checkpoint is not whole."""
+    def load(self, dtype: str | None = None) -> None:
+        """Read this rank's share of the weights onto the device, in `dtype` where one is given in place of --dtype; what was loaded
+        before is let go first. UserError (on all ranks) where the checkpoint is not whole."""
         start = time.perf_counter()
+        self._runner = None
         together = self.world.agreement() if self.mesh.size == self.world.size else nullcontext()
         with together, progress_bar(f"loading {self.name}", self.speaks) as progress:
             shard = Shard(self.mesh.tp_rank, self.mesh.tp)
-            self._runner = build_runner(self.checkpoint, self.device, self.dtype, shard, self.collective, progress, self.int8)
+            self._runner = build_runner(self.checkpoint, self.device, dtype or self.dtype, shard, self.collective, progress, self.int8)
         self.device.synchronize()
         self.load_s = time.perf_counter() - start
         if self.speaks and kernels_are_cold(self.device):

@@ -1,4 +1,8 @@
-"""`score`: mean negative log-likelihood and perplexity of a text, and on demand the logits behind them."""
+"""`score`: mean negative log-likelihood and perplexity of a text, and on demand the logits behind them.
+
+`--compare fp16` reads the weights a second time, in that dtype, and says how far the mean is from it: what int8 costs on a text. It
+stands with its standard error, since the difference of two dtypes is often no larger than what the choice of the text makes of it.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +20,16 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 from l1_kernels.errors import UserError
 from l2_dense_parallel.world import World
 from models.cli.inputs import Prompt, read_ids, read_text
-from models.cli.options import OUTPUT, EngineOptions, flag
+from models.cli.options import OUTPUT, EngineOptions, flag, one_of
 
 if TYPE_CHECKING:
     import numpy as np
 
     from models.cli.open_model import OpenModel
+    from models.scoring import Window
 
 INPUT = "Input"
+COMPARED = ("fp32", "fp16", "bf16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +38,16 @@ class ScoreOptions:
 
     text: Annotated[str | None, flag("--text", panel=INPUT, metavar="FILE", text="one text, UTF-8")] = None
     ids: Annotated[str | None, flag("--ids", panel=INPUT, metavar="FILE.jsonl", text="token ids, [1, 2, 3] a line, each a text of its own")] = None
+    compare: Annotated[
+        str | None, flag("--compare", panel=OUTPUT, metavar="|".join(COMPARED), text="score with the weights in this dtype too, and say how far --dtype is from it")
+    ] = None
     dump_logits: Annotated[
         str | None, flag("--dump-logits", panel=OUTPUT, metavar="OUT.npz", text="logits_0, logits_1 ... float32 [S, V], one a text")
     ] = None
     json: Annotated[bool, flag("--json", panel=OUTPUT, text="one JSON document and nothing else")] = False
+
+    def __post_init__(self) -> None:
+        one_of("--compare", self.compare, COMPARED)
 
 
 def score(world: World, engine: EngineOptions, options: ScoreOptions) -> None:
@@ -44,14 +56,14 @@ def score(world: World, engine: EngineOptions, options: ScoreOptions) -> None:
         raise UserError("give one of --text FILE and --ids FILE.jsonl")
     texts = read_ids(options.ids) if options.ids is not None else [Prompt(str(options.text), text=read_text(str(options.text), "--text"))]
     from models.cli.open_model import open_model
-    from models.cli.progress import progress_bar
     from models.generate import check_prompts, context_limit
-    from models.scoring import Window, windows
-    from models.scoring import score as score_windows
+    from models.scoring import windows
 
     opened = open_model(world, engine, quiet=options.json, seen={"score": options, "texts": texts})
     if opened is None:
         return
+    if options.compare == opened.dtype:
+        raise UserError(f"--compare {options.compare}: the weights are held in {opened.dtype} already; give another --dtype, such as int8")
     ids = [encode(opened, text) for text in texts]
     for text, tokens in zip(texts, ids, strict=True):
         check_prompts(opened.config, [[token] for token in tokens] or [[]], 0, [text.name] * max(1, len(tokens)))
@@ -65,20 +77,31 @@ def score(world: World, engine: EngineOptions, options: ScoreOptions) -> None:
         cut = list(windows(ids, context_limit(opened.config)))
         mine = [cut[i] for i in opened.mesh.my_share(len(cut))]
         kept: dict[tuple[int, int], np.ndarray] | None = {} if options.dump_logits is not None else None
-        with progress_bar("scoring", world.rank == 0, unit="windows") as progress:
-            done = 0
-
-            def count(_: Window) -> None:
-                nonlocal done
-                done += 1
-                progress(done, len(mine))
-
-            total, predictions = score_windows(opened.runner, mine, count, kept)
-        parts = opened.between_groups.gather((total, predictions, kept))
+        losses, others = read(opened, mine, kept), None
+        if options.compare is not None:
+            opened.load(options.compare)
+            others = read(opened, mine, None)
+        parts = opened.between_groups.gather((losses, others, kept))
         if parts is not None and opened.speaks:
             if target is not None:
                 target.write(lambda file: save_logits(file, [logits for _, _, logits in parts], len(texts)))
-            report(options.json, sum(total for total, _, _ in parts), sum(count for _, count, _ in parts))
+            report(options, opened.dtype, [losses for losses, _, _ in parts], [others for _, others, _ in parts])
+
+
+def read(opened: OpenModel, mine: list[Window], kept: dict[tuple[int, int], np.ndarray] | None) -> np.ndarray:
+    """The loss of every prediction of this rank's windows."""
+    from models.cli.progress import progress_bar
+    from models.scoring import token_losses
+
+    with progress_bar("scoring", opened.speaks, unit="windows") as progress:
+        done = 0
+
+        def count(_: Window) -> None:
+            nonlocal done
+            done += 1
+            progress(done, len(mine))
+
+        return token_losses(opened.runner, mine, count, kept)
 
 
 def encode(opened: OpenModel, text: Prompt) -> list[int]:
@@ -90,15 +113,32 @@ def encode(opened: OpenModel, text: Prompt) -> list[int]:
     return opened.tokenizer.encode(text.text or "")
 
 
-def report(as_json: bool, total: float, predictions: int) -> None:
-    mean = total / predictions
-    perplexity = math.exp(mean) if mean < 700 else math.inf
-    if as_json:
-        # Infinity is no JSON; a model that bad has no perplexity worth a number.
-        found = {"tokens": predictions, "mean_nll": mean if math.isfinite(mean) else None, "perplexity": perplexity if math.isfinite(perplexity) else None}
-        sys.stdout.write(json.dumps(found) + "\n")
-    else:
-        sys.stdout.write(f"{predictions} predicted tokens: mean NLL {mean:.4f}, perplexity {perplexity:.3f}\n")
+def report(options: ScoreOptions, dtype: str, parts: list[np.ndarray], other_parts: list[np.ndarray]) -> None:
+    """parts, other_parts: the losses of all data-parallel groups, in --dtype and, where it was given, in --compare."""
+    import numpy as np
+
+    from models.scoring import change_of
+
+    losses = np.concatenate(parts)
+    found: dict[str, Any] = {"tokens": len(losses), **of_mean(losses)}
+    line = "{tokens} predicted tokens: mean NLL {mean_nll:.4f}, perplexity {perplexity:.3f}".format(**found)
+    if options.compare is not None:
+        others = np.concatenate(other_parts)
+        change, error = (100 * share for share in change_of(losses, others))
+        compared = {"dtype": options.compare, **of_mean(others), "change_percent": change, "standard_error_percent": error}
+        line += f"\n{options.compare}: mean NLL {compared['mean_nll']:.4f}; {dtype} is {change:+.3f} % from it (standard error {error:.3f} %)"
+        found["compared"] = without_infinities(compared)
+    sys.stdout.write((json.dumps(without_infinities(found)) if options.json else line) + "\n")
+
+
+def of_mean(losses: np.ndarray) -> dict[str, Any]:
+    mean = float(losses.mean())
+    return {"mean_nll": mean, "perplexity": math.exp(mean) if mean < 700 else math.inf}
+
+
+def without_infinities(found: dict[str, Any]) -> dict[str, Any]:
+    """Infinity is no JSON; a model that bad has no perplexity worth a number."""
+    return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in found.items()}
 
 
 def save_logits(file: BinaryIO, parts: list[dict[tuple[int, int], np.ndarray]], num_texts: int) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models import scoring
-from models.scoring import negative_log_likelihoods, score, window_logits, windows
+from models.scoring import negative_log_likelihoods, score, token_losses, window_logits, windows
 from tests.models.fake_runner import VOCAB, FakeRunner, logits_after
 
 
@@ -31,7 +31,7 @@ def test_every_token_predicts_the_next(texts, context):
 def test_logits_are_kept_by_place():
     ids = list(range(11))
     kept = {}
-    score(FakeRunner(), list(windows([ids, [3, 4]], 4)), keep=kept)
+    token_losses(FakeRunner(), list(windows([ids, [3, 4]], 4)), keep=kept)
     assert list(kept) == [(0, 0), (0, 4), (0, 8), (1, 0)]
     assert [len(kept[place]) for place in kept] == [4, 4, 3, 2]
     assert np.array_equal(kept[0, 8][2], logits_after([8, 9, 10]))
