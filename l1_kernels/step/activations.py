@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from l1_kernels import bulk_ptx, groups
+from l1_kernels import feed_ptx, groups
 from l1_kernels.cuda_api import cuda, math
 from l1_kernels.sbi_gemm.words import ZERO_WORDS, ZEROS4, make_pack
 from l1_kernels.step.program import EPS, GAIN, SHIFT, SOURCE, K, X
@@ -41,15 +41,15 @@ def longest_norm(warps: int) -> int:
 
 @cache
 def make_load_x(dtype: str, warps: int) -> Callable[..., Any]:
-    """load_x(program, op, source, k0, k1, num_tokens, to, pitch): numbers k0..k1 of the source's x to the shared address
+    """load_x(desc, row, source, k0, k1, num_tokens, to, pitch): numbers k0..k1 of the source's x to the shared address
     to + t * pitch."""
     threads = warps * 32
     held = AHEAD * 4
 
     @cuda.jit(device=True)
-    def load_x(program, op, source, k0, k1, num_tokens, to, pitch):
-        size = np.int32(program[op, K + source * SOURCE])
-        address = program[op, X + source * SOURCE] + np.int64(k0) * 2
+    def load_x(desc, row, source, k0, k1, num_tokens, to, pitch):
+        size = np.int32(desc[row + K + source * SOURCE])
+        address = desc[row + X + source * SOURCE] + np.int64(k0) * 2
         pieces = np.int32(np.int32(k1 - k0) >> 3)
         padded = np.int32(np.int32(pieces + 7) >> 3 << 3)
         total = np.int32(padded * num_tokens)
@@ -62,7 +62,7 @@ def make_load_x(dtype: str, warps: int) -> Callable[..., Any]:
                 piece = np.int32(item - t * padded)
                 v = ZERO_WORDS
                 if item < total and piece < pieces:
-                    v = bulk_ptx.load16_at(address + np.int64(t * size + piece * 8) * 2)
+                    v = feed_ptx.load16_at(address + np.int64(t * size + piece * 8) * 2)
                 words[u * 4], words[u * 4 + 1], words[u * 4 + 2], words[u * 4 + 3] = v[0], v[1], v[2], v[3]
             for u in range(AHEAD):
                 item = np.int32(begin + u * threads)
@@ -70,25 +70,29 @@ def make_load_x(dtype: str, warps: int) -> Callable[..., Any]:
                 piece = np.int32(item - t * padded)
                 if item < total:
                     v = (words[u * 4], words[u * 4 + 1], words[u * 4 + 2], words[u * 4 + 3])
-                    bulk_ptx.store16_shared_at(np.uint32(to + t * pitch + piece * 16), v)
+                    feed_ptx.store16_shared_at(np.uint32(to + t * pitch + piece * 16), v)
             begin = np.int32(begin + threads * AHEAD)
 
     return load_x
 
 
 @cache
-def make_norm(kind: str, dtype: str, warps: int) -> Callable[..., Any]:
-    """norm(program, op, num_tokens, to, pitch): norm(x), LayerNorm or RMSNorm, of all rows of source 0."""
+def make_norm(kind: str, dtype: str, warps: int) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    """(ask, norm_one, norm_many): norm(x), LayerNorm or RMSNorm, of all rows of source 0, to shared memory from address `to`.
+
+    ask(desc, row, gains, shifts)                       for one token, before x is known
+    norm_one(desc, row, gains, shifts, to)              one token
+    norm_many(desc, row, num_tokens, to, pitch)         several"""
     centred = kind == "layernorm"
     pack = make_pack("bf16" if dtype == "bf16" else "fp16")
     threads = warps * 32
     num_held = QUARTERS * 4
-    meet, _, _ = make_together(warps)
-    load = bulk_ptx.load16_floats_at
+    meet, _ = make_together(warps)
+    load = feed_ptx.load16_floats_at
 
     @cuda.jit(device=True, forceinline=True)
     def put(to, a, b, c, d):
-        bulk_ptx.store8_shared_at(np.uint32(to), (pack(a, b), pack(c, d)))
+        feed_ptx.store8_shared_at(np.uint32(to), (pack(a, b), pack(c, d)))
 
     @cuda.jit(device=True, forceinline=True)
     def all_sum(value, sums, first):
@@ -99,25 +103,35 @@ def make_norm(kind: str, dtype: str, warps: int) -> Callable[..., Any]:
         meet()
         return reduce_sum(sums[first + lane_index()] if lane_index() < warps else ZERO)
 
-    @cuda.jit(device=True)
-    def norm_one(program, op, to):
+    @cuda.jit(device=True, forceinline=True)
+    def ask(desc, row, gains, shifts):
+        """The norm's vectors, which wait for nobody, as norm_one wants them: QUARTERS * 4 numbers a thread."""
+        size = np.int32(desc[row + K])
+        gain, shift = desc[row + GAIN], desc[row + SHIFT]
+        for q in range(QUARTERS):
+            k = np.int32((cuda.threadIdx.x + q * threads) * 4)
+            g, s = ZEROS4, ZEROS4
+            if k < size:
+                g = load(gain + np.int64(k) * 4)
+                if shift:
+                    s = load(shift + np.int64(k) * 4)
+            for i in range(4):
+                gains[q * 4 + i], shifts[q * 4 + i] = g[i], s[i]
+
+    @cuda.jit(device=True, forceinline=True)
+    def norm_one(desc, row, gains, shifts, to):
         """One token: the whole block on it, x in registers, the variance from differences."""
         sums = cuda.shared.array(64, types.float32)
-        x, size = program[op, X], np.int32(program[op, K])
-        gain, shift = program[op, GAIN], program[op, SHIFT]
-        eps = np.int32(program[op, EPS]).view(np.float32)
+        x, size = desc[row + X], np.int32(desc[row + K])
+        eps = np.int32(desc[row + EPS]).view(np.float32)
         held = cuda.local.array(num_held, types.float32)
-        gains = cuda.local.array(num_held, types.float32)
-        shifts = cuda.local.array(num_held, types.float32)
         for q in range(QUARTERS):
-            k = (cuda.threadIdx.x + q * threads) * 4
-            v, g, s = ZEROS4, ZEROS4, ZEROS4
+            k = np.int32((cuda.threadIdx.x + q * threads) * 4)
+            v = ZEROS4
             if k < size:
-                v, g = load(x + k * 4), load(gain + k * 4)
-                if shift:
-                    s = load(shift + k * 4)
+                v = load(x + np.int64(k) * 4)
             for i in range(4):
-                held[q * 4 + i], gains[q * 4 + i], shifts[q * 4 + i] = v[i], g[i], s[i]
+                held[q * 4 + i] = v[i]
         count = np.float32(size)
         mean = ZERO
         if centred:
@@ -132,9 +146,9 @@ def make_norm(kind: str, dtype: str, warps: int) -> Callable[..., Any]:
                     held[q * 4 + i] -= mean
                     squares += held[q * 4 + i] * held[q * 4 + i]
         factor = ONE / math.sqrt(all_sum(squares, sums, 32) / count + eps)
-        padded = (size + PADDED - 1) // PADDED * PADDED
+        padded = np.int32(np.int32(size + PADDED - 1) // PADDED * PADDED)
         for q in range(QUARTERS):
-            k = (cuda.threadIdx.x + q * threads) * 4
+            k = np.int32((cuda.threadIdx.x + q * threads) * 4)
             j = q * 4
             if k < padded:  # beyond the row gains and shifts are 0
                 put(
@@ -144,11 +158,11 @@ def make_norm(kind: str, dtype: str, warps: int) -> Callable[..., Any]:
                 )  # fmt: skip
 
     @cuda.jit(device=True)
-    def norm_many(program, op, num_tokens, to, pitch):
+    def norm_many(desc, row, num_tokens, to, pitch):
         """A warp a token: sums of x - c and its square, c the mean of the first numbers, then the row once more."""
-        x, size = program[op, X], np.int32(program[op, K])
-        gain, shift = program[op, GAIN], program[op, SHIFT]
-        eps = np.int32(program[op, EPS]).view(np.float32)
+        x, size = desc[row + X], np.int32(desc[row + K])
+        gain, shift = desc[row + GAIN], desc[row + SHIFT]
+        eps = np.int32(desc[row + EPS]).view(np.float32)
         count = np.float32(size)
         held = cuda.local.array(num_held, types.float32)
         padded = (size + PADDED - 1) // PADDED * PADDED
@@ -187,11 +201,4 @@ def make_norm(kind: str, dtype: str, warps: int) -> Callable[..., Any]:
                             c, d = (v[2] - mean) * factor * g[2] + s[2], (v[3] - mean) * factor * g[3] + s[3]
                         put(to + t * pitch + k * 2, a, b, c, d)
 
-    @cuda.jit(device=True)
-    def norm(program, op, num_tokens, to, pitch):
-        if num_tokens == 1:
-            norm_one(program, op, to)
-        else:
-            norm_many(program, op, num_tokens, to, pitch)
-
-    return norm
+    return ask, norm_one, norm_many

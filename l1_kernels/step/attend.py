@@ -21,17 +21,18 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from l1_kernels import bulk_ptx, groups, ptx
+from l1_kernels import feed_ptx, groups, ptx
 from l1_kernels.attention.decode import unpacker
 from l1_kernels.carrier import rounder
 from l1_kernels.cuda_api import cuda
-from l1_kernels.step.gemm import first_tile
+from l1_kernels.step.gemm import first_item
 from l1_kernels.step.program import (
     CACHE_K,
     CACHE_ROWS,
     CACHE_V,
     COS,
     ENDS,
+    FIRST,
     HALF,
     HEAD_DIM,
     HEADS,
@@ -70,12 +71,12 @@ def scratch_words(lanes: int, heads: int, warps: int) -> int:
 
 @cache
 def make_attend(cache_dtype: str, carried: str, lanes: int, heads: int, warps: int) -> Callable[..., Any]:
-    """attend(program, op, waits, num_tokens, scratch, counter, seen, work, arrivals) -> seen. `waits`: for the operation before;
+    """attend(desc, row, waits, num_tokens, scratch, counter, seen, work, arrivals) -> seen. `waits`: for the operation before;
     scratch: the shared address of `scratch_words`."""
     unpack = unpacker(cache_dtype)
     to_cache, narrow_cache = rounder(cache_dtype), ptx.f32_to_bf16 if cache_dtype == "bf16" else ptx.f32_to_f16
     narrow = ptx.f32_to_bf16 if carried == "bf16" else ptx.f32_to_f16
-    meet, _, wait = make_together(warps)
+    meet, wait = make_together(warps)
     dims = lanes * EIGHT
     keys_a_load = 32 // lanes
     log_dims = dims.bit_length() - 1
@@ -88,41 +89,41 @@ def make_attend(cache_dtype: str, carried: str, lanes: int, heads: int, warps: i
     new_key, new_value = heads * dims * 4, (heads + 1) * dims * 4  # bytes
     warp_values = (heads + 2) * dims * 4
     warp_stats = warp_values + warps * heads * dims * 4
-    read, write = bulk_ptx.load_f32_shared_at, bulk_ptx.store_f32_shared_at
+    read, write = feed_ptx.load_f32_shared_at, feed_ptx.store_f32_shared_at
 
     @cuda.jit(device=True, forceinline=True)
     def fetch_tile(base, key, last, head_dim, words):
         """This lane's 16 bytes of `loads` keys; beyond the last one that again: it weighs nothing."""
         for u in range(loads):
-            v = bulk_ptx.load16_at(base + np.int64(min(key + u * keys_a_load, last)) * head_dim * 2)
+            v = feed_ptx.load16_at(base + np.int64(min(key + u * keys_a_load, last)) * head_dim * 2)
             words[u * 4], words[u * 4 + 1], words[u * 4 + 2], words[u * 4 + 3] = v[0], v[1], v[2], v[3]
 
     @cuda.jit(device=True)
-    def rotated(program, op, base, i, row):
+    def rotated(desc, row, base, i, angle):
         """Dimension i of the head at `base`, turned by its token's angle."""
-        half = np.int32(program[op, HALF])
-        x = bulk_ptx.load_f32_at(base + i * 4)
+        half = np.int32(desc[row + HALF])
+        x = feed_ptx.load_f32_at(base + i * 4)
         if i >= 2 * half:
             return x
-        if program[op, INTERLEAVED]:
+        if desc[row + INTERLEAVED]:
             pair, first, other = np.int32(i >> 1), (i & 1) == 0, np.int32(i ^ 1)
         else:
             first = i < half
             pair = np.int32(i if first else i - half)
             other = np.int32(i + half if first else pair)
-        y = bulk_ptx.load_f32_at(base + other * 4)
-        at = np.int64(np.int32(row * half + pair)) * 4
-        c, s = bulk_ptx.load_f32_at(program[op, COS] + at), bulk_ptx.load_f32_at(program[op, SIN] + at)
+        y = feed_ptx.load_f32_at(base + other * 4)
+        at = np.int64(np.int32(angle * half + pair)) * 4
+        c, s = feed_ptx.load_f32_at(desc[row + COS] + at), feed_ptx.load_f32_at(desc[row + SIN] + at)
         return x * c - y * s if first else x * c + y * s
 
     @cuda.jit(device=True)
-    def attend(program, op, waits, num_tokens, scratch, counter, seen, work, arrivals):
+    def attend(desc, row, waits, num_tokens, scratch, counter, seen, work, arrivals):
         is_last = cuda.shared.array(1, types.int32)
-        num_heads, num_kv_heads, head_dim = np.int32(program[op, HEADS]), np.int32(program[op, KV_HEADS]), np.int32(program[op, HEAD_DIM])
-        splits, window = np.int32(program[op, SPLITS]), np.int32(program[op, WINDOW])
+        num_heads, num_kv_heads, head_dim = np.int32(desc[row + HEADS]), np.int32(desc[row + KV_HEADS]), np.int32(desc[row + HEAD_DIM])
+        splits, window = np.int32(desc[row + SPLITS]), np.int32(desc[row + WINDOW])
         group = np.int32(num_heads // num_kv_heads)
         chunks = np.int32(np.int32(group + heads - 1) // heads)
-        scale = np.int32(program[op, SOFTMAX_SCALE]).view(np.float32) * LOG2_E
+        scale = np.int32(desc[row + SOFTMAX_SCALE]).view(np.float32) * LOG2_E
         lane, warp = np.int32(lane_index()), np.int32(warp_index())
         place, key_of_load = np.int32(lane & lanes - 1), np.int32(lane >> log_lanes)
         dimension = np.int32(place * EIGHT)
@@ -138,7 +139,7 @@ def make_attend(cache_dtype: str, carried: str, lanes: int, heads: int, warps: i
         slope = cuda.local.array(heads, types.float32)
 
         num_items = np.int32(num_tokens * num_kv_heads * chunks * splits)
-        item = first_tile(program, op)
+        item = first_item(desc[row + FIRST])
         while item < num_items:
             rest = np.int32(item // splits)
             split = np.int32(item - rest * splits)
@@ -147,8 +148,8 @@ def make_attend(cache_dtype: str, carried: str, lanes: int, heads: int, warps: i
             chunk = np.int32(pair - rest * chunks)
             t = np.int32(rest // num_kv_heads)
             kv_head = np.int32(rest - t * num_kv_heads)
-            end = bulk_ptx.load_i32_at(program[op, ENDS] + t * 4)
-            cache_row = np.int64(bulk_ptx.load_i32_at(program[op, CACHE_ROWS] + t * 4))
+            end = feed_ptx.load_i32_at(desc[row + ENDS] + t * 4)
+            cache_row = np.int64(feed_ptx.load_i32_at(desc[row + CACHE_ROWS] + t * 4))
             start = np.int32(max(0, end - window)) if window > 0 else np.int32(0)
             count = np.int32(end - start)
             stretch = np.int32(max(LEAST, np.int32(count + splits - 1) // splits))
@@ -157,25 +158,26 @@ def make_attend(cache_dtype: str, carried: str, lanes: int, heads: int, warps: i
                 first = np.int32(start + split * stretch)
                 owner = first + stretch >= end
                 old_stop = np.int32(end - 1 if owner else first + stretch)  # keys of earlier steps
-                head = (cache_row * num_kv_heads + kv_head) * program[op, PLACES] * head_dim
-                base_k = program[op, CACHE_K] + (head + (dimension if holds else 0)) * 2
-                base_v = program[op, CACHE_V] + (head + (dimension if holds else 0)) * 2
+                head = (cache_row * num_kv_heads + kv_head) * desc[row + PLACES] * head_dim
+                base_k = desc[row + CACHE_K] + (head + (dimension if holds else 0)) * 2
+                base_v = desc[row + CACHE_V] + (head + (dimension if holds else 0)) * 2
                 first_head = np.int32(kv_head * group + chunk * heads)
                 num_mine = np.int32(min(heads, group - chunk * heads))
                 tile_key = np.int32(first + warp * tile)
                 if tile_key < old_stop:
                     fetch_tile(base_k, tile_key + key_of_load, old_stop - 1, head_dim, k_words)
                     fetch_tile(base_v, tile_key + key_of_load, old_stop - 1, head_dim, v_words)
+                angle = np.int32(0)
+                if desc[row + HALF] > 0:
+                    angle = feed_ptx.load_i32_at(desc[row + ROTARY_ROW] + t * 4)
+                position = np.int64(feed_ptx.load_i32_at(desc[row + POSITIONS] + t * 4))
                 if waits:
                     seen = wait(counter, seen)
                     waits = False
                 else:
                     meet()  # all have read what an item before left in shared memory
 
-                qkv = program[op, QKV] + np.int64(t * (num_heads + 2 * num_kv_heads)) * head_dim * 4
-                rotary_row = np.int32(0)
-                if program[op, HALF] > 0:
-                    rotary_row = bulk_ptx.load_i32_at(program[op, ROTARY_ROW] + t * 4)
+                qkv = desc[row + QKV] + np.int64(t * (num_heads + 2 * num_kv_heads)) * head_dim * 4
                 at = np.int32(cuda.threadIdx.x)
                 while at < (heads + 2) * dims:
                     r = np.int32(at >> log_dims)
@@ -183,24 +185,23 @@ def make_attend(cache_dtype: str, carried: str, lanes: int, heads: int, warps: i
                     value = ZERO
                     if i < head_dim:
                         if r < num_mine:
-                            value = rotated(program, op, qkv + np.int32(first_head + r) * head_dim * 4, i, rotary_row) * scale
+                            value = rotated(desc, row, qkv + np.int32(first_head + r) * head_dim * 4, i, angle) * scale
                         elif r >= heads and owner:
                             if r == heads:
-                                value = to_cache(rotated(program, op, qkv + np.int32(num_heads + kv_head) * head_dim * 4, i, rotary_row))
+                                value = to_cache(rotated(desc, row, qkv + np.int32(num_heads + kv_head) * head_dim * 4, i, angle))
                             else:
-                                value = to_cache(bulk_ptx.load_f32_at(qkv + np.int32((num_heads + num_kv_heads + kv_head) * head_dim + i) * 4))
+                                value = to_cache(feed_ptx.load_f32_at(qkv + np.int32((num_heads + num_kv_heads + kv_head) * head_dim + i) * 4))
                             if chunk == 0:
-                                position = np.int64(bulk_ptx.load_i32_at(program[op, POSITIONS] + t * 4))
-                                cache = program[op, CACHE_K] if r == heads else program[op, CACHE_V]
-                                bulk_ptx.store_u16_at(cache + (head + position * head_dim + i) * 2, narrow_cache(value))
+                                cache = desc[row + CACHE_K] if r == heads else desc[row + CACHE_V]
+                                feed_ptx.store_u16_at(cache + (head + position * head_dim + i) * 2, narrow_cache(value))
                     write(np.uint32(scratch + at * 4), value)
                     at = np.int32(at + threads)
                 meet()
 
                 for r in range(heads):
                     best[r], total[r], slope[r] = LOWEST, ZERO, ZERO
-                    if program[op, SLOPES] and r < num_mine:
-                        slope[r] = bulk_ptx.load_f32_at(program[op, SLOPES] + np.int64(first_head + r) * 4) * LOG2_E
+                    if desc[row + SLOPES] and r < num_mine:
+                        slope[r] = feed_ptx.load_f32_at(desc[row + SLOPES] + np.int64(first_head + r) * 4) * LOG2_E
                     for i in range(EIGHT):
                         query[r * EIGHT + i] = read(np.uint32(scratch + (r * dims + dimension + i) * 4))
                         values[r * EIGHT + i] = ZERO
@@ -288,7 +289,7 @@ def make_attend(cache_dtype: str, carried: str, lanes: int, heads: int, warps: i
                         value += read(np.uint32(place_of_i + w * heads * dims * 4)) * weight
                     if in_use == 1:
                         out = np.int64(np.int32((t * num_heads + first_head + r) * head_dim + i))
-                        bulk_ptx.store_u16_at(program[op, OUT] + out * 2, narrow(value / block_total))
+                        feed_ptx.store_u16_at(desc[row + OUT] + out * 2, narrow(value / block_total))
                     else:
                         part = np.int32(((pair * splits + split) * heads + r) * record)
                         work[part + i] = value
@@ -317,7 +318,7 @@ def make_attend(cache_dtype: str, carried: str, lanes: int, heads: int, warps: i
                                 joined_total = joined_total * mine + work[part + head_dim + 1] * theirs
                                 joined = joined * mine + work[part + i] * theirs
                             out = np.int64(np.int32((t * num_heads + first_head + r) * head_dim + i))
-                            bulk_ptx.store_u16_at(program[op, OUT] + out * 2, narrow(joined / joined_total))
+                            feed_ptx.store_u16_at(desc[row + OUT] + out * 2, narrow(joined / joined_total))
                             at = np.int32(at + threads)
             item = np.int32(item + cuda.gridDim.x)
         if waits:

@@ -22,16 +22,17 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from l1_kernels import bulk_ptx, groups, ptx
+from l1_kernels import feed_ptx, groups, ptx
 from l1_kernels.carrier import F32_1D, I32_1D
 from l1_kernels.cuda_api import cuda
 from l1_kernels.sbi_gemm.job import CARRIED
 from l1_kernels.step.attend import make_attend
 from l1_kernels.step.gemm import EMPTY, make_feed, make_gemm
-from l1_kernels.step.program import WAITS
-from l1_kernels.step.together import make_together
+from l1_kernels.step.program import GEMM, KIND, WAITS, WIDTH
+from l1_kernels.step.together import arrive, make_together
 
 LEAST_CAPABILITY = "90"  # bulk copies and mbarriers
+ROWS_SIZE = 2 * WIDTH
 BARS = 2 * EMPTY  # bytes of the mbarriers, before x
 warp_index = groups.warp
 
@@ -68,39 +69,48 @@ def make_step(kind: Kind) -> Callable[..., Any]:
     feed = make_feed(kind.dtype, warps)
     gemm = make_gemm(kind.dtype, kind.norm, kind.activation, kind.columns, warps)
     attend = make_attend(kind.cache_dtype, CARRIED[kind.dtype], kind.lanes, kind.heads, warps)
-    meet, arrive, wait = make_together(warps)
+    meet, _ = make_together(warps)
     bounds = (32 * (warps + 1), 1)
 
     @cuda.jit(launch_bounds=bounds)
     def step(program, num_tokens, x_numbers, ring, stages, counter, work, arrivals):
         shared = cuda.shared.array(0, types.uint32)
-        base = np.int32(bulk_ptx.shared_address(shared, 0))
+        base = np.int32(feed_ptx.shared_address(shared, 0))
         if cuda.threadIdx.x == 0:
             for s in range(stages):
-                bulk_ptx.barrier_init(np.uint32(base + s * 8), np.uint32(1))
-                bulk_ptx.barrier_init(np.uint32(base + EMPTY + s * 8), np.uint32(warps))
-            bulk_ptx.barrier_init_fence()
+                feed_ptx.barrier_init(np.uint32(base + s * 8), np.uint32(32))
+                feed_ptx.barrier_init(np.uint32(base + EMPTY + s * 8), np.uint32(warps))
         cuda.syncthreads()
         if warp_index() == warps:
             feed(program, base, np.int32(base + ring), x_numbers, stages)
             return
         x_first = np.int32(base + BARS)
+        # Rows of the program pass through shared memory, each asked for while the one before is worked off.
+        rows = cuda.shared.array(ROWS_SIZE, types.int64)
+        thread, num_ops = cuda.threadIdx.x, program.shape[0]
+        if thread < WIDTH:
+            rows[thread] = program[0, thread]
+        meet()
         seen = ptx.load_acquire(counter, 0)
         slot, parity, half = np.int32(0), np.int32(0), np.int32(0)
-        for op in range(program.shape[0]):
-            waits = op > 0 and program[op, WAITS] != 0
-            if waits:
-                arrive(counter)
-            if program[op, 0] == 0:
-                if waits:
-                    seen = wait(counter, seen)
-                elif op > 0:
-                    meet()  # the operation before has been read
-                slot, parity, half = gemm(
-                    program, op, num_tokens, base, x_first, np.int32(base + ring), x_numbers, stages, slot, parity, half
+        waits = False
+        for op in range(num_ops):
+            row, other = (op & 1) * WIDTH, (1 - (op & 1)) * WIDTH
+            ahead = np.int64(0)
+            if thread < WIDTH and op + 1 < num_ops:
+                ahead = program[op + 1, thread]
+            if rows[row + KIND] == GEMM:
+                seen, slot, parity, half = gemm(
+                    rows, row, waits, num_tokens, base, x_first, np.int32(base + ring), x_numbers, stages, counter, seen, slot, parity, half
                 )
             else:
-                seen = attend(program, op, waits, num_tokens, x_first, counter, seen, work, arrivals)
+                seen = attend(rows, row, waits, num_tokens, x_first, counter, seen, work, arrivals)
+            if thread < WIDTH:
+                rows[other + thread] = ahead
+            meet()  # nothing of this operation is still read, and what it wrote is written
+            waits = op + 1 < num_ops and rows[other + WAITS] != 0
+            if waits:
+                arrive(counter)
 
     return step
 

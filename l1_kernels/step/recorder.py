@@ -35,7 +35,6 @@ from l1_kernels.weight import CARRIER, Array, Weight
 
 SHARED = 200 * 1024  # bytes of dynamic shared memory: what a block of compute capability 9.0 may have, less the kernel's own arrays
 FEWEST_STAGES = 4
-SPARE_PLACES = 256  # arrivals of attention: (token, key head, chunk)s
 MOST_HEADS = 2  # query heads of a block
 
 
@@ -208,8 +207,6 @@ class StepRegions:
             return False
         group = num_heads // cache.k.shape[1]
         heads = min(group, MOST_HEADS)
-        if num_tokens * cache.k.shape[1] * ceil_div(group, heads) > SPARE_PLACES:
-            return False
         lanes = next(lanes for lanes in (8, 16, 32) if head_dim <= 8 * lanes)
         dtype = self._kind["dtype"]
         return self._join(num_tokens, {"dtype": dtype, "cache_dtype": cache.dtype, "lanes": lanes, "heads": heads})
@@ -296,6 +293,7 @@ class StepRegions:
 
     def _shared_arrays(self) -> Kept:
         if self._kept is None:
-            zeros = self.upload(np.zeros(SPARE_PLACES, np.int32))
+            # of attention: a (token, key head, chunk) in several stretches leaves room for no more than there are blocks
+            zeros = self.upload(np.zeros(self.blocks, np.int32))
             self._kept = Kept(self.upload(np.zeros(1, np.int32)), zeros, [])
         return self._kept

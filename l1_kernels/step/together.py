@@ -13,19 +13,28 @@ from typing import Any
 
 import numpy as np
 
-from l1_kernels import bulk_ptx, ptx
+from l1_kernels import feed_ptx, ptx
 from l1_kernels.cuda_api import cuda
 
 MAX_POLLS = 1 << 26  # some ten seconds; then the kernel gives up
 WORKERS = 1  # the number of the hardware barrier
 
 
+@cuda.jit(device=True, forceinline=True)
+def arrive(counter):
+    """The block is done with the operation, the barrier's first half; after a `meet`, and by one thread."""
+    if cuda.threadIdx.x == 0:
+        amount = np.int32(1)
+        if cuda.blockIdx.x == 0:
+            amount = np.int32(2147483647 - (cuda.gridDim.x - 1)) + np.int32(1)  # one block alone: it wraps, as it must
+        ptx.add_release(counter, 0, amount)
+
+
 @cache
-def make_together(warps: int) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
-    """(meet, arrive, wait) for `warps` working warps.
+def make_together(warps: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """(meet, wait) for `warps` working warps.
 
     meet()                    all workers of the block have come, and see what the others wrote
-    arrive(counter)           this block is done with the operation; the barrier's first half
     wait(counter, seen)       all blocks are: returns what to pass as `seen` the next time (first: the counter before the
                               block's first arrival)
     """
@@ -33,16 +42,7 @@ def make_together(warps: int) -> tuple[Callable[..., Any], Callable[..., Any], C
 
     @cuda.jit(device=True, forceinline=True)
     def meet():
-        bulk_ptx.named_barrier(WORKERS, threads)
-
-    @cuda.jit(device=True, forceinline=True)
-    def arrive(counter):
-        meet()
-        if cuda.threadIdx.x == 0:
-            amount = np.int32(1)
-            if cuda.blockIdx.x == 0:
-                amount = np.int32(2147483647 - (cuda.gridDim.x - 1)) + np.int32(1)  # one block alone: it wraps, as it must
-            ptx.add_release(counter, 0, amount)
+        feed_ptx.named_barrier(WORKERS, threads)
 
     @cuda.jit(device=True, forceinline=True)
     def wait(counter, seen):
@@ -58,4 +58,4 @@ def make_together(warps: int) -> tuple[Callable[..., Any], Callable[..., Any], C
         meet()
         return seen
 
-    return meet, arrive, wait
+    return meet, wait

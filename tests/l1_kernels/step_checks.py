@@ -14,7 +14,7 @@ from l1_kernels.fused_regions import FusedRegions
 from l1_kernels.regions import CacheArgs, RotaryArgs
 from l1_kernels.rotary import reference as rotary
 from l1_kernels.step.recorder import StepRegions
-from l1_kernels.weight import decode, encode
+from l1_kernels.weight import Weight, decode, encode, host_weight
 from tests.l1_kernels.operation_checks import normal, poisoned, wide
 from tests.l1_kernels.region_checks import Case
 
@@ -69,7 +69,7 @@ def check_step(device: Device, dtype: str, shape: Shape, blocks: int, warps: int
     x_host = case.x
     x, want = up(x_host.copy()), wide(x_host)
     final, final_reference = case.norm(s.norm, s.size)
-    head = case.matrix(s.outputs, s.size, False)
+    head = matrix(case, s.outputs, s.size, False)
     qkv_rows = (s.heads + 2 * s.kv_heads) * s.head_dim
     layers = []
     for _ in range(s.layers):
@@ -79,10 +79,9 @@ def check_step(device: Device, dtype: str, shape: Shape, blocks: int, warps: int
                 cache[rows[t], :, positions[t] :] = encode(np.full(1, np.nan, np.float32), cache_dtype)[0]
         first, second = case.norm(s.norm, s.size), case.norm(s.norm, s.size)
         matrices = [
-            case.matrix(qkv_rows, s.size, s.bias), case.matrix(s.size, s.heads * s.head_dim, s.bias and not s.parallel),
-            case.matrix(2 * s.width if s.gated else s.width, s.size, s.bias), case.matrix(s.size, s.width, s.bias),
+            matrix(case, qkv_rows, s.size, s.bias), matrix(case, s.size, s.heads * s.head_dim, s.bias and not s.parallel),
+            matrix(case, 2 * s.width if s.gated else s.width, s.size, s.bias), matrix(case, s.size, s.width, s.bias),
         ]  # fmt: skip
-        # Small weights: a layer adds a little to x, as in a model.
         layers.append((caches, [up(cache.copy()) for cache in caches], first, second if not s.parallel or s.own_norms else first, matrices))
 
     def run() -> Any:
@@ -131,6 +130,14 @@ def check_step(device: Device, dtype: str, shape: Shape, blocks: int, warps: int
         want = want + hidden @ down[2].T + down[3]
     close(device.to_host(x), want, dtype)
     close(device.to_host(logits), final_reference(want) @ head[2].T, dtype)
+
+
+def matrix(case: Case, num_out: int, size: int, with_bias: bool) -> tuple[Weight, Any, np.ndarray, np.ndarray]:
+    """As Case.matrix, but products are about as large as x: with larger ones a softmax picks one key, by the last digit."""
+    host = host_weight(normal(case.rng, num_out, size) / np.float32(size**0.5), case.dtype)
+    bias = normal(case.rng, num_out) if with_bias else None
+    numbers = wide(decode(host.data, host.dtype, host.scale))
+    return case.device.weight(host), None if bias is None else case.device.to_device(bias), numbers, wide(np.zeros(num_out) if bias is None else bias)
 
 
 def kernels_launched(device: Device) -> int:

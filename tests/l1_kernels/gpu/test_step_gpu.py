@@ -52,7 +52,7 @@ def test_llama_with_long_contexts(device: Device, dtype: str, lengths: tuple[int
 
 @pytest.mark.parametrize("shape", [
     Shape(size=80, width=208, heads=1, kv_heads=1, head_dim=72, rotated=24, interleaved=True, outputs=199),
-    Shape(size=48, width=16, heads=3, kv_heads=1, head_dim=8, rotated=0, alibi=True, outputs=1),
+    Shape(size=48, width=16, heads=3, kv_heads=1, head_dim=8, rotated=0, alibi=True, outputs=7),
     Shape(size=272, width=336, heads=2, kv_heads=1, head_dim=136, kind="relu", window=3, places=37, lengths=(36, 1)),
 ])  # fmt: skip
 def test_awkward_shapes(device: Device, shape: Shape) -> None:

@@ -25,7 +25,7 @@ def test_gated_with_few_key_heads(device: Device, dtype: str) -> None:
 
 @pytest.mark.parametrize("shape", [
     Shape(size=80, width=208, heads=1, kv_heads=1, head_dim=72, rotated=24, interleaved=True, outputs=199),
-    Shape(size=48, width=16, heads=3, kv_heads=1, head_dim=8, rotated=0, alibi=True, outputs=1),
+    Shape(size=48, width=16, heads=3, kv_heads=1, head_dim=8, rotated=0, alibi=True, outputs=7),
     Shape(size=272, width=336, heads=2, kv_heads=1, head_dim=136, kind="relu", window=3, places=37, lengths=(36, 1)),
     Shape(parallel=True, own_norms=True, kind="gelu", lengths=(4, 4)),
 ])  # fmt: skip

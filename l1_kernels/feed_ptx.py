@@ -1,15 +1,16 @@
-"""Instructions for a kernel that feeds itself (l1_kernels/step): memory by its address, bulk copies, barriers with a count.
+"""Instructions for a kernel that feeds itself (l1_kernels/step): memory by its address, copies that a barrier counts.
 
 What ptx.py's instructions say of an array's element these say of an address: int64, in bytes, of global memory; the
-program that the step kernel runs is a table of such addresses. Bulk copies and mbarriers need compute capability 9.0.
+program that the step kernel runs is a table of such addresses. Shared memory goes by uint32.
 
-An mbarrier is a uint64 in shared memory. A phase of it ends when `count` threads have arrived and all bytes that they
-announced have come; then the next begins, with the same count. Phases are told apart by their parity, 0 first.
+An mbarrier is 8 bytes in shared memory. A phase of it ends when `count` arrivals have been made, at once or when copies
+are done; then the next begins, with the same count. Phases are told apart by their parity, 0 first. (Bulk copies, which
+bring their bytes with one instruction, were tried: each takes 60 ns of a warp, whatever its size up to 2 KB.)
 
     global memory        load16_at load16_floats_at load_f32_at load_u16_at load_i32_at store_f32_at store_u16_at
     shared memory        shared_address load16_shared_at store16_shared_at store8_shared_at load_f32_shared_at store_f32_shared_at
-    mbarriers            barrier_init barrier_init_fence barrier_expect barrier_arrive barrier_passed
-    copies               bulk_copy
+    mbarriers            barrier_init barrier_arrive barrier_arrive_copied barrier_passed
+    copies               copy16
     part of a block      named_barrier
 """
 
@@ -116,47 +117,29 @@ def store_f32_shared_at(address: Any, value: Any) -> None:
     _shared(address, 4, 4).view(np.float32)[0] = value
 
 
-# mbarriers, by address too. The simulator keeps in the 64 bits: parity, count, threads still to arrive, bytes to come (biased)
-
-_BIAS = 1 << 31
+# mbarriers, by address too. The simulator keeps in the 64 bits: parity, count, threads still to arrive
 
 
-def _unpack(bits: int) -> tuple[int, int, int, int]:
-    return bits >> 63, bits >> 48 & 0x7FFF, bits >> 32 & 0xFFFF, (bits & 0xFFFFFFFF) - _BIAS
-
-
-def _update(barrier: Any, arrived: int, announced: int, come: int) -> None:
+def _update(barrier: Any) -> None:
     word = _shared(barrier, 8, 8).view(np.uint64)
-    parity, count, left, due = _unpack(int(word[0]))
-    left, due = left - arrived, due + announced - come
-    if left < 0:
-        raise ValueError(f"mbarrier at {barrier}: more than its {count} threads arrive in one phase")
-    if left == 0 and due == 0:
+    bits = int(word[0])
+    parity, count, left = bits >> 63, bits >> 32 & 0xFFFF, bits & 0xFFFF
+    left -= 1
+    if left == 0:
         parity, left = 1 - parity, count
-    word[0] = parity << 63 | count << 48 | left << 32 | (due + _BIAS)
+    word[0] = parity << 63 | count << 32 | left
 
 
 @instruction("mbarrier.init.shared.b64 [$0], $1;", takes=["u32", "u32"], effect="memory")
 def barrier_init(barrier: Any, count: Any) -> None:
-    """One thread makes an mbarrier for `count` arrivals a phase; then barrier_init_fence, then the block's barrier."""
-    _shared(barrier, 8, 8).view(np.uint64)[0] = int(count) << 48 | int(count) << 32 | _BIAS
-
-
-@instruction("fence.mbarrier_init.release.cluster; fence.proxy.async;", effect="memory")
-def barrier_init_fence() -> None:
-    """What this thread has initialised is seen by copies too."""
-
-
-@instruction("mbarrier.arrive.expect_tx.shared.b64 _, [$0], $1;", takes=["u32", "u32"], effect="memory")
-def barrier_expect(barrier: Any, size: Any) -> None:
-    """Arrive, and announce `size` bytes that copies will bring."""
-    _update(barrier, 1, int(size), 0)
+    """One thread makes an mbarrier for `count` arrivals a phase; then the block's barrier."""
+    _shared(barrier, 8, 8).view(np.uint64)[0] = int(count) << 32 | int(count)
 
 
 @instruction("mbarrier.arrive.shared.b64 _, [$0];", takes=["u32"], effect="memory")
 def barrier_arrive(barrier: Any) -> None:
     """Arrive: what this thread has read and written is done for those that pass."""
-    _update(barrier, 1, 0, 0)
+    _update(barrier)
 
 
 @instruction(
@@ -170,24 +153,21 @@ def barrier_passed(barrier: Any, parity: Any) -> Any:
     word = _shared(barrier, 8, 8).view(np.uint64)
 
     def look() -> int:
-        return int(_unpack(int(word[0]))[0] != int(parity))
+        return int(int(word[0]) >> 63 != int(parity))
 
     return np.int32(poll((id(running().current.block), int(barrier), int(parity)), look(), look, depth=2))
 
 
-@instruction(
-    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
-    takes=["u32", "i64", "u32", "u32"], effect="memory",
-)  # fmt: skip
-def bulk_copy(shared: Any, address: Any, size: Any, barrier: Any) -> None:
-    """Begin to copy `size` bytes (a multiple of 16) from global to shared memory; the mbarrier counts them as they come.
-    Both addresses are multiples of 16. The simulator copies at once."""
-    if int(size) % 16 or int(size) <= 0:
-        raise ValueError(f"size: {size} is not a positive multiple of 16")
-    if int(address) % 16:
-        raise ValueError(f"address: {int(address):#x} is not a multiple of 16")
-    _shared(shared, int(size), 16)[:] = _at(address, np.uint8, int(size), 16)
-    _update(barrier, 0, 0, int(size))
+@instruction("cp.async.cg.shared.global.L2::128B [$0], [$1], 16;", takes=["u32", "i64"], effect="memory")
+def copy16(shared: Any, address: Any) -> None:
+    """Begin to copy 16 bytes from global to shared memory. The simulator copies at once."""
+    _shared(shared, 16, 16)[:] = _at(address, np.uint8, 16, 16)
+
+
+@instruction("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", takes=["u32"], effect="memory")
+def barrier_arrive_copied(barrier: Any) -> None:
+    """Arrive as soon as this thread's copies so far are done; it does not wait."""
+    _update(barrier)
 
 
 @instruction("bar.sync #which, #threads;", takes=["immediate", "immediate"], effect="warp")
