@@ -85,7 +85,7 @@ def score(world: World, engine: EngineOptions, options: ScoreOptions) -> None:
         if parts is not None and opened.speaks:
             if target is not None:
                 target.write(lambda file: save_logits(file, [logits for _, _, logits in parts], len(texts)))
-            report(options, opened.dtype, [losses for losses, _, _ in parts], [others for _, others, _ in parts])
+            report(options, opened.held, [losses for losses, _, _ in parts], [others for _, others, _ in parts])
 
 
 def read(opened: OpenModel, mine: list[Window], kept: dict[tuple[int, int], np.ndarray] | None) -> np.ndarray:
@@ -113,7 +113,7 @@ def encode(opened: OpenModel, text: Prompt) -> list[int]:
     return opened.tokenizer.encode(text.text or "")
 
 
-def report(options: ScoreOptions, dtype: str, parts: list[np.ndarray], other_parts: list[np.ndarray]) -> None:
+def report(options: ScoreOptions, held: str, parts: list[np.ndarray], other_parts: list[np.ndarray]) -> None:
     """parts, other_parts: the losses of all data-parallel groups, in --dtype and, where it was given, in --compare."""
     import numpy as np
 
@@ -126,7 +126,7 @@ def report(options: ScoreOptions, dtype: str, parts: list[np.ndarray], other_par
         others = np.concatenate(other_parts)
         change, error = (100 * share for share in change_of(losses, others))
         compared = {"dtype": options.compare, **of_mean(others), "change_percent": change, "standard_error_percent": error}
-        line += f"\n{options.compare}: mean NLL {compared['mean_nll']:.4f}; {dtype} is {change:+.3f} % from it (standard error {error:.3f} %)"
+        line += f"\n{options.compare}: mean NLL {compared['mean_nll']:.4f}; {held} is {change:+.3f} % from it (standard error {error:.3f} %)"
         found["compared"] = without_infinities(compared)
     sys.stdout.write((json.dumps(without_infinities(found)) if options.json else line) + "\n")
 

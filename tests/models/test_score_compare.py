@@ -47,7 +47,7 @@ def test_a_line_for_people(ids):
     _, first, second = score(*ids, "--dtype", "int8", "--compare", "fp32").splitlines()
     golden = float(np.load(CASE / "golden.npz")["ppl_nll"])
     assert first.startswith("119 predicted tokens: mean NLL 2.4")
-    assert second.startswith(f"fp32: mean NLL {golden:.4f}; int8 is ") and "% from it (standard error " in second
+    assert second.startswith(f"fp32: mean NLL {golden:.4f}; int8 (w8a16) is ") and "% from it (standard error " in second
 
 
 def test_the_logits_dumped_are_those_of_dtype(ids, tmp_path):
