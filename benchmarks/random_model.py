@@ -13,6 +13,7 @@ from l2_dense_parallel.slicing import Shard, TensorSlice, global_tensors, layer_
 from l4_offload.resident import ResidentWeights
 from layers.config import ModelConfig
 from layers.weights import LayerWeights
+from models.loading import held_dtype
 from models.runner import Runner
 
 SPREAD = 0.02  # standard deviation of the matrices: hidden states stay in fp16's range
@@ -33,8 +34,8 @@ def random_weights(
     the layers, the layers'.) They are there when this returns, on whatever stream they are read."""
     shard = shard or Shard()
     rng = device.xp.random.default_rng(seed)
-    ends = _tensors(device, rng, dtype, global_tensors(config, shard))
-    layers = [LayerWeights.from_tensors(_tensors(device, rng, dtype, layer_tensors(config, i, shard))) for i in range(config.num_layers)]
+    ends = _tensors(device, rng, dtype, config, global_tensors(config, shard))
+    layers = [LayerWeights.from_tensors(_tensors(device, rng, dtype, config, layer_tensors(config, i, shard))) for i in range(config.num_layers)]
     device.synchronize()
     return ends, layers
 
@@ -48,8 +49,8 @@ def runner_of(
     return Runner(config, device, shard or Shard(), collective or NoCollective(), ends, ResidentWeights(layers), dtype)
 
 
-def _tensors(device: Device, rng: Any, dtype: str, slices: dict[str, TensorSlice]) -> dict[str, Weight | Array]:
-    return {name: _tensor(device, rng, name, dtype, part) for name, part in slices.items() if part.held}
+def _tensors(device: Device, rng: Any, dtype: str, config: ModelConfig, slices: dict[str, TensorSlice]) -> dict[str, Weight | Array]:
+    return {name: _tensor(device, rng, name, held_dtype(name, config, dtype), part) for name, part in slices.items() if part.held}
 
 
 def _tensor(device: Device, rng: Any, name: str, dtype: str, part: TensorSlice) -> Weight | Array:

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from l1_kernels.errors import UserError
-from l1_kernels.weight import Weight, bf16_bits, decode, quantize
-from l2_dense_parallel.slicing import Shard, possible_tp
+from l1_kernels.weight import BYTES, Weight, bf16_bits, decode, encode, quantize
+from l2_dense_parallel.slicing import Shard, global_tensors, layer_tensors, possible_tp
 from layers.config import ModelConfig
 from models import loading
-from models.loading import describe, load_globals, load_layers, load_model, open_checkpoint, stream_model
+from models.loading import describe, held_dtype, load_globals, load_layers, load_model, open_checkpoint, rounding_activations, stream_model
+from models.presets import preset
 from tests.models.checkpoints import BUNDLED, CASES, FOLDERS, NAMES, case, resized, write
 
 
@@ -232,9 +233,44 @@ def test_int8_scales_the_rows_of_the_slice(name):
             if not isinstance(weight, Weight) or tensor == "moe.gate.weight":
                 assert numbers(weight).dtype == np.float32
                 continue
+            if weight.dtype == "fp16":
+                np.testing.assert_array_equal(weight.data, encode(wide[tensor].data, "fp16"))
+                continue
             data, scale = quantize(wide[tensor].data)
             np.testing.assert_array_equal(weight.data, data)
             np.testing.assert_array_equal(weight.scale, scale)
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "head"), [("gpt2", "fp16", None), ("gptj", "int8", "fp16"), ("llama_gqa_tied", "fp16", None), ("bert", "fp16", None)]
+)
+def test_with_int8_what_gives_logits_is_fp16(name, table, head):
+    _, ends, layers = load_model(CASES / name, "int8")
+    assert ends["embed.tokens"].dtype == table
+    assert ("head.weight" in ends) == (head is not None) and (head is None or ends["head.weight"].dtype == head)
+    assert {weight.dtype for layer in layers for weight in layer.values() if isinstance(weight, Weight)} == {"int8"}
+
+
+def test_int8_takes_at_most_0_55_of_fp16s_bytes_of_gpt_j():
+    config = preset("gpt-j-6b")
+    sizes = {"int8": 0, "fp16": 0}
+    for slices in (global_tensors(config), *(layer_tensors(config, i) for i in range(config.num_layers))):
+        for tensor, part in slices.items():
+            for dtype in sizes:
+                held = held_dtype(tensor, config, dtype) if part.matrix else "fp32"
+                sizes[dtype] += BYTES[held] * part.size + (4 * sum(map(len, part.rows)) if held == "int8" else 0)
+    assert 0.5 < sizes["int8"] / sizes["fp16"] < 0.55
+
+
+def test_w8a8_marks_the_layers_int8_matrices():
+    layers = load_model(CASES / "qwen2_moe", "int8")[2]
+    marked = list(rounding_activations(layers))
+    for layer, plain in zip(marked, layers, strict=True):
+        assert layer.keys() == plain.keys()
+        for tensor, weight in layer.items():
+            if isinstance(weight, Weight):
+                assert weight.data is plain[tensor].data and weight.act == ("int8" if weight.dtype == "int8" else None)
+    assert marked[0]["moe.gate.weight"].act is None and marked[0]["moe.up.weight"].act == "int8"
 
 
 def test_int8_in_blocks_is_int8_in_one(monkeypatch):
