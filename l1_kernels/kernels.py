@@ -37,7 +37,8 @@ class Kernels(Protocol):
 
     def linear(self, x: Array, weight: Weight, bias: Array | None = None) -> Array:
         """x [T, K] @ weight [N, K]^T + bias [N] -> [T, N], summed in float32. On a GPU x is rounded to the weight's
-        16-bit dtype first (it multiplies in it); on the CPU it is not."""
+        16-bit dtype first (it multiplies in it); on the CPU it is not. Where weight.act is "int8" x is rounded to int8 before,
+        a scale a token (l1_kernels/quantize)."""
         ...
 
     def activate(self, x: Array, kind: str) -> Array:

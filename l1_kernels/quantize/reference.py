@@ -15,6 +15,7 @@ becomes noise. No calibration data is at hand when a checkpoint is loaded, so ou
 So an outlier has 15 bits and all else 8; one number's rounding does not depend on other tokens. LLM.int8 (arXiv 2208.07339) keeps
 the columns of outliers in 16 bits; here they stay in int8, and nothing has to be gathered. 5 sweeps over a row, some 12 operations
 a number: bound by bytes, 4 K read and 2 K written a token.
+Under tensor parallelism a rank rounds its own slice of a row-parallel matrix's input, by a scale of its own.
 A token that is not finite has a NaN for its scale, so all its outputs are NaN.
 """
 
