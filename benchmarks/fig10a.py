@@ -8,8 +8,8 @@ a graph of the last, but a graph helps the unfused stage too, and most, so it st
 
     unfused   a launch an operation, products by cuBLAS     open_device(fused=False), --no-fusion
     fused     Deep-Fusion around cuBLAS's products          open_device(gemm="cublas")
-    sbi       + SBI-GeMM                                    open_device(step=False)
-    step      + all of a step as one launch (l1_kernels/step)   the default, from compute capability 9.0 on
+    sbi       + SBI-GeMM                                    open_device()
+    step      + all of a step as one launch (l1_kernels/step)   open_device(step=True)
 
 Then each region alone, as the launches of a whole graph whose weights (keys and values) are others in every launch, so that L2 holds none:
 the paper gives the gain of each over unfused kernels with cuBLAS. Its figure of the steps has no numbers on its axis.
@@ -40,7 +40,7 @@ MODELS = ("gpt2-xl", "gpt-j-6b")
 PLACE, CONTEXT = 136, 144
 RUN = 8  # steps that are launched one after the other and timed together
 MOST_CACHES = 128
-STAGES: dict[str, dict[str, Any]] = {"unfused": {"fused": False}, "fused": {"gemm": "cublas"}, "sbi": {"step": False}, "step": {}}
+STAGES: dict[str, dict[str, Any]] = {"unfused": {"fused": False}, "fused": {"gemm": "cublas"}, "sbi": {}, "step": {"step": True}}
 # Over unfused kernels with cuBLAS, on the paper's GPUs; facts of Section VII.
 PAPER_GAINS = {"norm + qkv": 1.5, "attend": 2.9, "norm + ff1 + act": 3.0, "ff2 + residual": 1.2}
 PACKAGES = ("strata-inference", "numpy", "numba", "numba-cuda", "cupy-cuda13x", "cupy-cuda12x")

@@ -36,7 +36,7 @@ class CudaDevice:
     name = "cuda"
     xp = cupy
 
-    def __init__(self, index: int = 0, fused: bool = True, gemm: str = "sbi", step: bool = True) -> None:
+    def __init__(self, index: int = 0, fused: bool = True, gemm: str = "sbi", step: bool = False) -> None:
         count = cupy.cuda.runtime.getDeviceCount()
         if index >= count:
             raise UserError(f"--device cuda: GPU {index} asked for, {count} can be seen; start fewer ranks or mend CUDA_VISIBLE_DEVICES")
@@ -51,7 +51,7 @@ class CudaDevice:
         self.description = cupy.cuda.runtime.getDeviceProperties(index)["name"].decode()
         self._numba_streams: dict[int, Any] = {0: 0}
         library = Gemm()
-        self._kernels = (GpuKernels if fused else LibraryKernels)(self.empty, self._numba_stream, library, QuickLaunch())
+        self._kernels = (GpuKernels if fused else LibraryKernels)(self.empty, self._numba_stream, library, QuickLaunch(), self._upload)
         self.kernels: Kernels = self._kernels
         self.replays = 0
         # Everything goes to one stream of our own: the default stream would wait for all others, and they for it.
@@ -77,8 +77,10 @@ class CudaDevice:
         return self._numba_streams[pointer]
 
     def _upload(self, host: np.ndarray) -> Array:
-        """`to_device`, at once and outside of a capture that may be under way."""
-        array = cupy.empty(host.shape, host.dtype)
+        """`to_device`, at once, outside of a capture that may be under way, and not in the pool of a graph, whose memory goes
+        when the graph does."""
+        with cupy.cuda.using_allocator(cupy.get_default_memory_pool().malloc):
+            array = cupy.empty(host.shape, host.dtype)
         side = cupy.cuda.Stream(non_blocking=True)
         array.set(np.ascontiguousarray(host), stream=side)
         side.synchronize()

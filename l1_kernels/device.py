@@ -229,7 +229,7 @@ class SimDevice(HostDevice):
 
     name = "sim"
 
-    def __init__(self, fused: bool = False, step: bool = True) -> None:
+    def __init__(self, fused: bool = False, step: bool = False) -> None:
         if not simulator_is_on():
             raise UserError("--device sim: the simulator is chosen when Python starts; set NUMBA_ENABLE_CUDASIM=1 in the environment")
         from l1_kernels.fused_regions import FusedRegions
@@ -256,12 +256,12 @@ def prepare(name: str) -> None:
         os.environ["NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS"] = "0"  # a decode step is small and knows it
 
 
-def open_device(name: str, index: int = 0, fused: bool | None = None, gemm: str = "sbi", step: bool = True) -> Device:
+def open_device(name: str, index: int = 0, fused: bool | None = None, gemm: str = "sbi", step: bool = False) -> Device:
     """name "cpu", "cuda", "sim", or "auto": cuda where a usable GPU is, else cpu. `index` picks a GPU among the visible.
 
     fused   whether layers run as fused regions (regions.py), or as the baseline: a launch an operation, products by cuBLAS.
             None: on a GPU they do, on the simulator, where a fused kernel takes longer to read and to run, they do not; the CPU has none
-    step    whether a decode step's fused regions may run as one launch (l1_kernels/step; compute capability 9.0, and "sbi")
+    step    whether a decode step's fused regions run as one launch (l1_kernels/step; on a GPU of compute capability 9.0, with "sbi")
     gemm    "sbi": SBI-GeMM for up to 16 tokens; "cublas": cuBLAS inside the fused regions (Fig 10a's middle step). A GPU's only
 
     Raises UserError where the device cannot be had, with the reason.

@@ -50,6 +50,7 @@ class GpuKernels:
     stream  gives the stream to launch on, as numba names it (None: numba's default one)
     gemm    cuBLAS for many tokens, where it is usable (None: a kernel of ours)
     quick   quick_launch.QuickLaunch, in numba's launch's place (None: numba's, which the simulator needs)
+    lasting host array -> the same on the device, in memory that no graph's end takes away (None: `empty`'s)
     """
 
     def __init__(
@@ -58,11 +59,13 @@ class GpuKernels:
         stream: Callable[[], Any] | None = None,
         gemm: GeMM | None = None,
         quick: Callable[..., None] | None = None,
+        lasting: Callable[[np.ndarray], Array] | None = None,
     ) -> None:
         self._empty = empty
         self._stream = stream or (lambda: 0)
         self._gemm = gemm
         self._quick = quick
+        self._lasting = lasting or self._copied
         self._absent: Array | None = None
         self._counts: dict[Any, Array] = {}  # by stream
         self.launches = 0  # from Python, so far
@@ -262,9 +265,14 @@ class GpuKernels:
         each other. A graph's were made on a stream of its own, so it has its own."""
         stream = self._stream()
         if stream not in self._counts:
-            self._counts[stream] = self._empty((decode_attention.BLOCKS,), np.int32)
-            self._counts[stream].fill(0)
+            # Two graphs' streams may come to the same address one after the other, so the counts outlive the first.
+            self._counts[stream] = self._lasting(np.zeros(decode_attention.BLOCKS, np.int32))
         return self._counts[stream]
+
+    def _copied(self, host: np.ndarray) -> Array:
+        array = self._empty(host.shape, host.dtype)
+        array[...] = host
+        return array
 
     def route(self, logits: Array, top_k: int, softmax_first: bool, renormalise: bool) -> tuple[Array, Array]:
         checks.ranked(logits, "logits", FLOAT32, 2)

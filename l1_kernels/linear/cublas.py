@@ -87,7 +87,8 @@ class Gemm:
     def _prepare(self) -> None:
         """Scratch memory, and the libraries, which making a handle loads."""
         device.get_cublas_handle()
-        self._scratch = cupy.empty(SCRATCH, np.uint8)
+        with cupy.cuda.using_allocator(cupy.get_default_memory_pool().malloc):  # not a graph's pool, which ends with the graph
+            self._scratch = cupy.empty(SCRATCH, np.uint8)
         paths, lt = loaded("libcublas.so"), loaded_library()
         self._library = ctypes.CDLL(paths[0]) if len(paths) == 1 else None
         if lt is not None:

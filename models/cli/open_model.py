@@ -144,7 +144,11 @@ def open_model(world: World, engine: EngineOptions, quiet: bool, seen: dict[str,
         return None
     if engine.fusion and device_name == "cpu":
         raise UserError("--fusion: fused kernels are a GPU's (and the simulator's); leave it out, or use --device cuda or sim")
-    device = open_device(device_name, index, fused=engine.fusion)
+    if engine.persistent and (device_name == "cpu" or engine.fusion is False):
+        raise UserError("--persistent: the step kernel is made of a GPU's fused regions; leave it out, or use --device cuda and --fusion")
+    device = open_device(device_name, index, fused=engine.fusion, step=bool(engine.persistent))
+    if engine.persistent and device.name == "cuda" and not hasattr(device.regions, "launched"):
+        raise UserError("--persistent: this GPU is older than compute capability 9.0; leave it out")
     dtype = engine.dtype or (config.dtype if device.name == "cuda" else "fp32")
     opened = OpenModel(
         engine.model, world, checkpoint, tokenizer, device, mesh, dtype,

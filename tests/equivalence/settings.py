@@ -42,6 +42,7 @@ class Setting:
     graph   steps in which no prompt starts are replays of a graph (on the host: repeated calls) whose slots move on by themselves;
             an encoder's passes are replays
     fused   fused regions, or a launch an operation (None: as the device does by itself); gemm: who multiplies inside them
+    step    the decode step as one launch; of a graph alone
     short   only a few tokens of each input (the simulator is slow)
     """
 
@@ -54,6 +55,7 @@ class Setting:
     graph: bool = False
     fused: bool | None = None
     gemm: str = "sbi"
+    step: bool = False
     short: bool = False
     cases: tuple[str, ...] = ()
 
@@ -99,6 +101,7 @@ SIM_SETTINGS = [
     Setting(device="sim", layers=1, short=True, cases=("gptj",), graph=True),
     Setting(device="sim", layers=1, short=True, cases=("gptj",), dtype="fp16", fused=True),
     Setting(device="sim", layers=1, short=True, cases=("gpt2",), dtype="int8", int8="w8a8", fused=True),
+    Setting(device="sim", layers=1, short=True, cases=("gptj",), dtype="fp16", fused=True, graph=True, step=True),
 ]
 GPU_SETTINGS = [
     Setting(device="cuda"),
@@ -115,6 +118,8 @@ GPU_SETTINGS = [
     Setting(device="cuda", graph=True, cases=GRAPHED),
     Setting(device="cuda", graph=True, batch="alone", dtype="fp16", cases=GRAPHED),
     Setting(device="cuda", graph=True, batch="staggered", dtype="fp16", cases=GRAPHED),
+    Setting(device="cuda", graph=True, step=True, dtype="fp16", cases=GRAPHED),
+    Setting(device="cuda", graph=True, step=True, batch="staggered", dtype="int8", cases=GRAPHED),
 ]
 TWO_GPU_SETTINGS = [
     Setting(device="cuda", tp=2),
