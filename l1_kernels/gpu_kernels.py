@@ -65,7 +65,7 @@ class GpuKernels:
         self._stream = stream or (lambda: 0)
         self._gemm = gemm
         self._quick = quick
-        self._lasting = lasting or self._copied
+        self.lasting = lasting or self._copied
         self._absent: Array | None = None
         self._counts: dict[Any, Array] = {}  # by stream
         self.launches = 0  # from Python, so far
@@ -266,7 +266,7 @@ class GpuKernels:
         stream = self._stream()
         if stream not in self._counts:
             # Two graphs' streams may come to the same address one after the other, so the counts outlive the first.
-            self._counts[stream] = self._lasting(np.zeros(decode_attention.BLOCKS, np.int32))
+            self._counts[stream] = self.lasting(np.zeros(decode_attention.BLOCKS, np.int32))
         return self._counts[stream]
 
     def _copied(self, host: np.ndarray) -> Array:

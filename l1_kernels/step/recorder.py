@@ -294,6 +294,6 @@ class StepRegions:
     def _shared_arrays(self) -> Kept:
         if self._kept is None:
             # of attention: a (token, key head, chunk) in several stretches leaves room for no more than there are blocks
-            zeros = self.upload(np.zeros(self.blocks, np.int32))
-            self._kept = Kept(self.upload(np.zeros(1, np.int32)), zeros, [])
+            zeros = self.kernels.lasting(np.zeros(self.blocks, np.int32))
+            self._kept = Kept(self.kernels.lasting(np.zeros(1, np.int32)), zeros, [])
         return self._kept

@@ -302,7 +302,8 @@ def files(tmp_path):
         ("run --int8 w4a8 --dtype int8", "--int8 w4a8: have w8a16, w8a8"),
         ("run --all-to-all pcc", "--all-to-all pcc: "),
         ("run --fusion", "--fusion: fused kernels are a GPU's"),
-        ("run --persistent", "--persistent: the step kernel is made of a GPU's fused regions"),
+        ("run --persistent --no-graph --device cpu", "--persistent: a step of one GPU"),
+        ("run --persistent", "--persistent: a step of one GPU's fused regions in a graph"),
         ("run --no-offload-parity", "--no-offload-parity: "),
         ("score", "give one of --text FILE and --ids"),
         ("score --text bad.txt --ids one.jsonl", "give one of"),
@@ -330,7 +331,7 @@ def test_wrong_input_is_one_line_that_names_it(files, monkeypatch, arguments, me
     assert sorted(p.name for p in files.iterdir()) == before
 
 
-@pytest.mark.parametrize(("flags", "fused"), [([], None), (["--no-fusion"], False), (["--fusion"], True), (["--persistent"], None)])
+@pytest.mark.parametrize(("flags", "fused"), [([], None), (["--no-fusion"], False), (["--fusion"], True), (["--persistent"], True)])
 def test_fusion_reaches_the_device(monkeypatch, flags, fused):
     from models.cli import open_model
 

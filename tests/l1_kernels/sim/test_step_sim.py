@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from l1_kernels.device import Device
+from l1_kernels.fused_regions import FusedRegions
+from l1_kernels.gpu_kernels import GpuKernels
+from l1_kernels.step.recorder import StepRegions
 from tests.l1_kernels.step_checks import Shape, check_step
 
 pytestmark = pytest.mark.sim
@@ -44,3 +48,18 @@ def test_x_in_segments(device: Device, dtype: str, parallel: bool) -> None:
     """Shared memory for less of x than K numbers: sums of several segments are kept."""
     shape = Shape(lengths=(3, 1), size=64, width=656, layers=1, parallel=parallel)
     check_step(device, dtype, shape, 3, WARPS, shared=512 + 128 + 4 * 8 * (256 + 64) + 2 * (2 * 128 + 64) + 1500)
+
+
+def test_counters_are_not_in_a_graphs_pool() -> None:
+    """What a graph allocates goes with it, so what the next one counts in must come from elsewhere."""
+    made: list[tuple[int, ...]] = []
+
+    def lasting(host: np.ndarray) -> np.ndarray:
+        made.append(host.shape)
+        return host.copy()
+
+    kernels = GpuKernels(np.empty, lasting=lasting)
+    assert kernels.zero_counts() is kernels.zero_counts()
+    regions = StepRegions(kernels, FusedRegions(kernels, 5), 5, np.ascontiguousarray, WARPS)
+    kept = regions._shared_arrays()
+    assert len(made) == 3 and sorted(made)[:2] == [(1,), (5,)] and not kept.counter.any() and not kept.arrivals.any()
