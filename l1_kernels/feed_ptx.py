@@ -7,7 +7,7 @@ An mbarrier is 8 bytes in shared memory. A phase of it ends when `count` arrival
 are done; then the next begins, with the same count. Phases are told apart by their parity, 0 first. (Bulk copies, which
 bring their bytes with one instruction, were tried: each takes 60 ns of a warp, whatever its size up to 2 KB.)
 
-    global memory        load16_at load16_floats_at load_f32_at load_u16_at load_i32_at store_f32_at store_u16_at
+    global memory        load16_at load16_floats_at load_f32_at load_i32_at store_f32_at store_u16_at
     shared memory        shared_address load16_shared_at store16_shared_at store8_shared_at load_f32_shared_at store_f32_shared_at
     mbarriers            barrier_init barrier_arrive barrier_arrive_copied barrier_passed
     copies               copy16
@@ -49,11 +49,6 @@ def load16_floats_at(address: Any) -> Any:
 @instruction("ld.global.f32 $0, [$1];", returns="f32", takes=["i64"], effect="memory")
 def load_f32_at(address: Any) -> Any:
     return _at(address, np.float32)[0]
-
-
-@instruction("ld.global.u16 $0, [$1];", returns="u16", takes=["i64"], effect="memory")
-def load_u16_at(address: Any) -> Any:
-    return _at(address, np.uint16)[0]
 
 
 @instruction("ld.global.s32 $0, [$1];", returns="i32", takes=["i64"], effect="memory")

@@ -31,7 +31,7 @@ from l1_kernels.step.gemm import EMPTY, make_feed, make_gemm
 from l1_kernels.step.program import GEMM, KIND, WAITS, WIDTH
 from l1_kernels.step.together import arrive, make_together
 
-LEAST_CAPABILITY = "90"  # bulk copies and mbarriers
+LEAST_CAPABILITY = "90"  # mbarrier.try_wait
 ROWS_SIZE = 2 * WIDTH
 BARS = 2 * EMPTY  # bytes of the mbarriers, before x
 warp_index = groups.warp
