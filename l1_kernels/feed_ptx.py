@@ -5,7 +5,7 @@ program that the step kernel runs is a table of such addresses. Shared memory go
 
 An mbarrier is 8 bytes in shared memory. A phase of it ends when `count` arrivals have been made, at once or when copies
 are done; then the next begins, with the same count. Phases are told apart by their parity, 0 first. (Bulk copies, which
-bring their bytes with one instruction, were tried: each takes 60 ns of a warp, whatever its size up to 2 KB.)
+bring their bytes with one instruction, were tried and were slower: step/README.md.)
 
     global memory        load16_at load16_floats_at load_f32_at load_i32_at store_f32_at store_u16_at
     shared memory        shared_address load16_shared_at store16_shared_at store8_shared_at load_f32_shared_at store_f32_shared_at

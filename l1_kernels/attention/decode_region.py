@@ -22,8 +22,8 @@ and their cosines and sines, before it waits for any of them.
 
     keys of a token    one stretch while they are at most ONE_BLOCK bytes; otherwise as many as the grid has
 
-One multiprocessor draws some 80 bytes a ns (64 KB under way, 0.8 us to memory); a join by the last arrival costs about 1.75 us
-(write, count, read). So a stretch of b bytes gains by n blocks where b * (1 - 1/n) / 80 > 1750: some 190 KB for n = 4.
+Estimates, none timed: one multiprocessor draws some 80 bytes a ns (64 KB under way, 0.8 us to memory); a join by the last arrival costs
+about 1.75 us (write, count, read). So a stretch of b bytes gains by n blocks where b * (1 - 1/n) / 80 > 1750: some 190 KB for n = 4.
 As a block fills a multiprocessor's registers, the grid has no more blocks than there are multiprocessors where it splits at all.
 Those without keys are then all there at once, and gone before the first key comes; and half of them can draw all that memory gives.
 With more (token, key head)s than multiprocessors ("crowded") blocks have half the warps, so two fit: of 400 the last then

@@ -22,9 +22,11 @@ import numpy as np
 from numba import types
 
 from l1_kernels import feed_ptx, groups, ptx
-from l1_kernels.attention.decode import unpacker
+from l1_kernels.attention.decode import LOG2_E, LOWEST, unpacker
+from l1_kernels.attention.decode_region import partner
 from l1_kernels.carrier import rounder
 from l1_kernels.cuda_api import cuda
+from l1_kernels.rotary.gpu import turned
 from l1_kernels.step.gemm import first_item
 from l1_kernels.step.program import (
     CACHE_K,
@@ -53,8 +55,7 @@ from l1_kernels.step.together import make_together
 
 EIGHT = 8  # dimensions of a lane
 LEAST = 128  # keys of a stretch, where there are as many
-ZERO, LOWEST = np.float32(0), np.float32(-3.0e38)
-LOG2_E = np.float32(1.4426950408889634)
+ZERO = np.float32(0)
 exp2, lane_index, warp_index = ptx.exp2, groups.lane, groups.warp
 
 
@@ -105,16 +106,11 @@ def make_attend(cache_dtype: str, carried: str, lanes: int, heads: int, warps: i
         x = feed_ptx.load_f32_at(base + i * 4)
         if i >= 2 * half:
             return x
-        if desc[row + INTERLEAVED]:
-            pair, first, other = np.int32(i >> 1), (i & 1) == 0, np.int32(i ^ 1)
-        else:
-            first = i < half
-            pair = np.int32(i if first else i - half)
-            other = np.int32(i + half if first else pair)
-        y = feed_ptx.load_f32_at(base + other * 4)
+        is_first, other, pair = partner(i, half, desc[row + INTERLEAVED] != 0)
+        y = feed_ptx.load_f32_at(base + np.int32(other) * 4)
         at = np.int64(np.int32(angle * half + pair)) * 4
         c, s = feed_ptx.load_f32_at(desc[row + COS] + at), feed_ptx.load_f32_at(desc[row + SIN] + at)
-        return x * c - y * s if first else x * c + y * s
+        return turned(x, y, c, -s if is_first else s)
 
     @cuda.jit(device=True)
     def attend(desc, row, waits, num_tokens, scratch, counter, seen, work, arrivals):

@@ -3,7 +3,7 @@
     ring    `stages` of 8 rows * (64 * warps) numbers, one after the other in the order in which they will be used
     feeder  a warp that waits until a stage is free, and asks for the next 8 rows' piece of it, 512 bytes an instruction;
             it is not told of barriers, so it runs as far ahead as the ring is long, 190 KB a block or 25 MB on an H200, but
-            with FLYING_BYTES under way at a time: with all of the ring, x took 3 us to come from L2, behind the weights
+            with FLYING_BYTES under way at a time: with all of the ring x took 3 us to come from L2 (README.md)
     workers `warps` warps: of a stage each takes 64 numbers of the 8 rows
 
     mma m16n8k16    A = x (16 tokens, those beyond the eighth only where COLUMNS = 2), B = w (8 rows), sums in registers
@@ -61,7 +61,7 @@ MAX_STAGES = 32
 EMPTY = 8 * MAX_STAGES  # bytes from a stage's mbarrier "full" to its "empty"
 MAX_KEPT = 8  # tiles of a block in an operation of several segments
 ALL = 0xFFFFFFFF  # lanes
-FLYING_BYTES = 48 * 1024  # of a block's weights under way: memory is busy with less, and with more all other loads queue behind them
+FLYING_BYTES = 48 * 1024  # of a block's weights under way: by Little's law memory is busy with less; what more costs other loads is a guess, see README.md
 PIECE = 64  # numbers that a warp takes of a stage
 lane_index, warp_index = groups.lane, groups.warp
 

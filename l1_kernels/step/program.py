@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from l1_kernels import fused_regions
 from l1_kernels.weight import Array, Weight
 
 TILE = 8  # rows of weights
@@ -37,9 +38,7 @@ WIDTH = 25
 
 
 def address(array: Array | None) -> int:
-    if array is None:
-        return 0
-    return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+    return 0 if array is None else fused_regions.address(array)
 
 
 def float_bits(number: float) -> int:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from l1_kernels.attention import decode
 from l1_kernels.checks import FLOAT32
 from l1_kernels.cuda_api import allow_shared
 from l1_kernels.fused_regions import FusedRegions
@@ -203,13 +204,12 @@ class StepRegions:
         if not self._recording or not self._program.rows or not cache.distinct or cache.dtype not in ("fp16", "bf16"):
             return False
         num_tokens, _, head_dim = qkv.shape
-        if num_tokens != self._num_tokens or head_dim % 8 or head_dim > 256 or any(address(a) % 16 for a in (qkv, cache.k, cache.v)):
+        if num_tokens != self._num_tokens or not decode.takes(head_dim) or any(address(a) % 16 for a in (qkv, cache.k, cache.v)):
             return False
         group = num_heads // cache.k.shape[1]
         heads = min(group, MOST_HEADS)
-        lanes = next(lanes for lanes in (8, 16, 32) if head_dim <= 8 * lanes)
         dtype = self._kind["dtype"]
-        return self._join(num_tokens, {"dtype": dtype, "cache_dtype": cache.dtype, "lanes": lanes, "heads": heads})
+        return self._join(num_tokens, {"dtype": dtype, "cache_dtype": cache.dtype, "lanes": decode.lanes_a_key(head_dim), "heads": heads})
 
     def _join(self, num_tokens: int, asked: dict[str, Any]) -> bool:
         """One kernel serves a program: an operation that needs another one begins another program."""
