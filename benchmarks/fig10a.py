@@ -188,11 +188,11 @@ def show_region(row: dict[str, Any]) -> str:
 def main() -> None:
     options = arguments()
     prepare("cuda")
-    devices = {stage: open_device("cuda", **how) for stage, how in STAGES.items()}
+    devices = {stage: open_device("cuda", **STAGES[stage]) for stage in options.stages}
     from l1_kernels.sbi_gemm.timing import WeightPool
     from models.presets import preset
 
-    device = devices["sbi"]
+    device = next(iter(devices.values()))
     document = circumstances(PACKAGES)
     document["machine"]["gpu"] = device.description
     document["limits"] = limits = measure_limits(device)
@@ -203,7 +203,7 @@ def main() -> None:
             document["steps"].append(row)
             print(show_step(row), flush=True)
         gc.collect()  # the weights of one model before those of the next
-    if not options.no_regions:
+    if not options.no_regions and set(REGION_STAGES) <= devices.keys():
         pool = WeightPool(device, "fp16")
         device.synchronize()
         for name in options.models:
@@ -218,6 +218,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], prog="python -m benchmarks.fig10a")
     parser.add_argument("--models", type=lambda text: text.split(","), default=list(MODELS))
     parser.add_argument("--batches", type=lambda text: [int(n) for n in text.split(",")], default=[1])
+    parser.add_argument("--stages", type=lambda text: text.split(","), default=list(STAGES), help="of steps; regions need the first three")
     parser.add_argument("--no-regions", action="store_true", help="whole steps only")
     parser.add_argument("--out", default="fig10a", help="name of the result file in benchmarks/results")
     return parser.parse_args()

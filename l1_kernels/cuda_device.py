@@ -57,6 +57,7 @@ class CudaDevice:
         # Everything goes to one stream of our own: the default stream would wait for all others, and they for it.
         self._main = cupy.cuda.Stream(non_blocking=True)
         self._main.use()
+        self._side = cupy.cuda.Stream(non_blocking=True)
         multiprocessors = cupy.cuda.runtime.getDeviceProperties(index)["multiProcessorCount"]
         self.regions: Regions = UnfusedRegions(self._kernels)
         if fused:
@@ -79,11 +80,11 @@ class CudaDevice:
     def _upload(self, host: np.ndarray) -> Array:
         """`to_device`, at once, outside of a capture that may be under way, and not in the pool of a graph, whose memory goes
         when the graph does."""
-        with cupy.cuda.using_allocator(cupy.get_default_memory_pool().malloc):
+        # In the side stream's part of the pool: memory that the current stream gave back may still be in use by its work under way.
+        with self._side, cupy.cuda.using_allocator(cupy.get_default_memory_pool().malloc):
             array = cupy.empty(host.shape, host.dtype)
-        side = cupy.cuda.Stream(non_blocking=True)
-        array.set(np.ascontiguousarray(host), stream=side)
-        side.synchronize()
+            array.set(np.ascontiguousarray(host))
+        self._side.synchronize()
         return array
 
     def to_device(self, host: np.ndarray) -> Array:
