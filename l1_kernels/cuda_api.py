@@ -70,6 +70,18 @@ def lowered(function: Any, signature: Any, capability: tuple[int, int], **option
     return lambda capability: library.get_asm_str(cc=capability)
 
 
+def early(alone: str = "") -> Callable[[Any], Any]:
+    """Decorates a kernel that calls ptx.await_launch before it touches what the launch before writes: it may begin while that one still runs
+    (quick_launch.py). The name in the field: programmatic dependent launch. alone: not after a kernel of the same mark, which writes what this
+    one reads while it waits."""
+
+    def decorate(kernel: Any) -> Any:
+        kernel.starts_early, kernel.not_after = True, alone
+        return kernel
+
+    return decorate
+
+
 _allowed: dict[int, int] = {}
 
 
@@ -93,4 +105,4 @@ def allow_shared_of(handle: int, size: int) -> None:
         raise RuntimeError(f"{size} bytes of shared memory refused: {status}")
 
 
-__all__ = ["SIMULATED", "allow_shared", "allow_shared_of", "as_if_on", "cuda", "intrinsic", "lowered", "math", "types"]
+__all__ = ["SIMULATED", "allow_shared", "allow_shared_of", "as_if_on", "cuda", "early", "intrinsic", "lowered", "math", "types"]

@@ -27,6 +27,7 @@ from l1_kernels.step.recorder import StepRegions
 from l1_kernels.weight import Array, Weight
 
 Result = TypeVar("Result")
+OVERLAP_CAPABILITY = 90  # from which on a launch may begin while the one before it runs
 
 
 class CudaDevice:
@@ -36,7 +37,7 @@ class CudaDevice:
     name = "cuda"
     xp = cupy
 
-    def __init__(self, index: int = 0, fused: bool = True, gemm: str = "sbi", step: bool = False) -> None:
+    def __init__(self, index: int = 0, fused: bool = True, gemm: str = "sbi", step: bool = False, overlap: bool = True) -> None:
         count = cupy.cuda.runtime.getDeviceCount()
         if index >= count:
             raise UserError(f"--device cuda: GPU {index} asked for, {count} can be seen; start fewer ranks or mend CUDA_VISIBLE_DEVICES")
@@ -51,7 +52,8 @@ class CudaDevice:
         self.description = cupy.cuda.runtime.getDeviceProperties(index)["name"].decode()
         self._numba_streams: dict[int, Any] = {0: 0}
         library = Gemm()
-        self._kernels = (GpuKernels if fused else LibraryKernels)(self.empty, self._numba_stream, library, QuickLaunch(), self._upload)
+        overlap = overlap and int(self._device.compute_capability) >= OVERLAP_CAPABILITY
+        self._kernels = (GpuKernels if fused else LibraryKernels)(self.empty, self._numba_stream, library, QuickLaunch(overlap), self._upload)
         self.kernels: Kernels = self._kernels
         self.replays = 0
         # Everything goes to one stream of our own: the default stream would wait for all others, and they for it.

@@ -256,12 +256,13 @@ def prepare(name: str) -> None:
         os.environ["NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS"] = "0"  # a decode step is small and knows it
 
 
-def open_device(name: str, index: int = 0, fused: bool | None = None, gemm: str = "sbi", step: bool = False) -> Device:
+def open_device(name: str, index: int = 0, fused: bool | None = None, gemm: str = "sbi", step: bool = False, overlap: bool = True) -> Device:
     """name "cpu", "cuda", "sim", or "auto": cuda where a usable GPU is, else cpu. `index` picks a GPU among the visible.
 
     fused   whether layers run as fused regions (regions.py), or as the baseline: a launch an operation, products by cuBLAS.
             None: on a GPU they do, on the simulator, where a fused kernel takes longer to read and to run, they do not; the CPU has none
     step    whether a decode step's fused regions run as one launch (l1_kernels/step; on a GPU of compute capability 9.0, with "sbi")
+    overlap whether a launch may begin while the one before it runs (cuda_api.early; from compute capability 9.0 on)
     gemm    "sbi": SBI-GeMM for up to 16 tokens; "cublas": cuBLAS inside the fused regions (Fig 10a's middle step). A GPU's only
 
     Raises UserError where the device cannot be had, with the reason.
@@ -281,7 +282,7 @@ def open_device(name: str, index: int = 0, fused: bool | None = None, gemm: str 
         raise UserError(f"--device cuda: {problem}; use --device cpu")
     from l1_kernels.cuda_device import CudaDevice
 
-    return CudaDevice(index, fused is not False, gemm, step)
+    return CudaDevice(index, fused is not False, gemm, step, overlap)
 
 
 def cuda_problem() -> str | None:

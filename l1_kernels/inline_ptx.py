@@ -10,6 +10,8 @@ as it lies in memory, and one register, the element's (generic) address; "immedi
 compiled (a literal or a closure constant), written into the line at #name. A result type that starts with "&" is written before
 the arguments are all read, so it shares no register with them.
 
+`least` is the compute capability from which on the instruction is there, 90 for 9.0: for an older one nothing is written. It has no result.
+
 effect says what the compiler must keep: "pure" nothing (it may drop or merge it), "read" that it is done and in order, "memory"
 also the order with other reads and writes, "warp" that all lanes do it together.
 """
@@ -26,13 +28,15 @@ _CONSTRAINT = {"u16": "h", "i16": "h", "u32": "r", "i32": "r", "u64": "l", "i64"
 _EFFECTS = ("pure", "read", "memory", "warp")
 
 
-def instruction(ptx: str, *, returns: str | None = None, takes: Sequence[str] = (), effect: str = "pure") -> Callable[[Any], Any]:
+def instruction(ptx: str, *, returns: str | None = None, takes: Sequence[str] = (), effect: str = "pure", least: int = 0) -> Callable[[Any], Any]:
     """Decorate a twin. On the simulator the result is the twin; otherwise numba's intrinsic, with the twin as `.twin`."""
     if effect not in _EFFECTS:
         raise ValueError(f"effect: {effect!r} is not one of {', '.join(_EFFECTS)}")
+    if least and returns is not None:
+        raise ValueError("least: an instruction that may be left out can have no result")
 
     def decorate(twin: Callable[..., Any]) -> Any:
-        return twin if SIMULATED else _intrinsic(twin, ptx, returns, list(takes), effect)
+        return twin if SIMULATED else _intrinsic(twin, ptx, returns, list(takes), effect, least)
 
     return decorate
 
@@ -49,7 +53,7 @@ def _numba_type(kind: str) -> Any:
     return types.UniTuple(scalar, count) if count > 1 else scalar
 
 
-def _intrinsic(twin: Callable[..., Any], ptx: str, returns: str | None, takes: list[str], effect: str) -> Any:
+def _intrinsic(twin: Callable[..., Any], ptx: str, returns: str | None, takes: list[str], effect: str, least: int) -> Any:
     """The numba intrinsic. Its parameters are the twin's; an "element" takes two of them."""
     names = list(inspect.signature(twin).parameters)
     result = types.void if returns is None else _numba_type(returns)
@@ -71,7 +75,14 @@ def _intrinsic(twin: Callable[..., Any], ptx: str, returns: str | None, takes: l
                 formal.append(_numba_type(kind))
 
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            return _emit(context, builder, signature, list(values), line, returns, takes, effect)
+            def emit() -> Any:
+                return _emit(context, builder, signature, list(values), line, returns, takes, effect)
+
+            if not least:
+                return emit()
+            with builder.if_then(_is_at_least(builder, least)):
+                emit()
+            return context.get_dummy_value()
 
         return result(*formal), generate
 
@@ -97,6 +108,22 @@ def _literal(function: str, name: str, given: Any) -> int:
     if not isinstance(given, types.IntegerLiteral):
         raise TypingError(f"{function}: {name} must be a number known when the kernel is compiled (a literal or a closure constant)")
     return int(given.literal_value)
+
+
+def _is_at_least(builder: Any, capability: int) -> Any:
+    """Whether the compute capability is at least that, as a condition that libNVVM knows when it writes PTX: one lowering serves all."""
+    from llvmlite import ir
+
+    word, module, text = ir.IntType(32), builder.module, b"__CUDA_ARCH\0"
+    name = module.globals.get("_strata_arch")
+    if name is None:
+        name = ir.GlobalVariable(module, ir.ArrayType(ir.IntType(8), len(text)), "_strata_arch", addrspace=4)
+        name.linkage, name.global_constant, name.initializer = "internal", True, ir.Constant(name.value_type, bytearray(text))
+    reflect = module.globals.get("__nvvm_reflect")
+    if reflect is None:
+        reflect = ir.Function(module, ir.FunctionType(word, [ir.IntType(8).as_pointer()]), "__nvvm_reflect")
+    address = builder.bitcast(builder.addrspacecast(name, ir.PointerType(name.value_type)), ir.IntType(8).as_pointer())
+    return builder.icmp_signed(">=", builder.call(reflect, [address]), ir.Constant(word, capability * 10))
 
 
 def _emit(

@@ -44,7 +44,7 @@ from numba import types
 from l1_kernels import groups, ptx
 from l1_kernels.attention.decode import JOINED, LOG2_E, LOWEST, MAX_SPLITS, PIECE, ZERO, unpacker, unroll
 from l1_kernels.carrier import F32_1D, F32_2D, F32_3D, FLOATS, I32_1D, array_type, rounder, storer
-from l1_kernels.cuda_api import cuda
+from l1_kernels.cuda_api import cuda, early
 from l1_kernels.rotary.gpu import turned
 
 ONE_BLOCK = 192 * 1024  # bytes of keys and values that a block takes without sharing them
@@ -151,6 +151,7 @@ def make_region(dtype: str, lanes: int, heads: int, out_dtype: str, crowded: boo
             for j in range(4):
                 numbers[at + 4 * i + j] = part[j].view(np.float32)
 
+    @early(alone="cache")
     @cuda.jit(launch_bounds=(threads, blocks))
     def region(
         qkv, group, cache_k, cache_v, rows, ends, cos, sin, index, half, interleaved, window, scale, slopes, has_slopes, work, arrivals, out
@@ -206,6 +207,8 @@ def make_region(dtype: str, lanes: int, heads: int, out_dtype: str, crowded: boo
             fetch_tile(cache_v, base, tile_key + key_of_load, stop - 1, head_dim, v_words)
         for r in range(heads):
             slope[r] = slopes[first_head + r] * LOG2_E if has_slopes and r < num_mine else ZERO
+        ptx.await_launch()  # of the queries; keys and values of earlier steps are under way
+        ptx.admit_next()
         for u in range(brought):  # without branches: all of these are under way together
             item = cuda.threadIdx.x + u * threads
             r, i = item >> log_dims, min(item & dims - 1, head_dim - 1)

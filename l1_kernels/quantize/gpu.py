@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from l1_kernels import groups
+from l1_kernels import groups, ptx
 from l1_kernels.carrier import F32_1D, F32_2D, I32_2D, array_type, loader
-from l1_kernels.cuda_api import cuda, math
+from l1_kernels.cuda_api import cuda, early, math
 from l1_kernels.quantize.reference import LARGEST, OUTLIER, ROUNDS, STEP, TRIM
 
 NORMS = ("layernorm", "rmsnorm")
@@ -96,8 +96,11 @@ def make_quantize(dtype: str, norm: str | None, wide: bool) -> Callable[..., Any
         total, count = block_sum(total, scratch), block_sum(count, scratch)
         return total / max(count, ONE)
 
+    @early()
     @cuda.jit
     def quantize(x, gain, shift, has_shift, eps, low, high, scale, y):
+        ptx.await_launch()
+        ptx.admit_next()
         row = cuda.shared.array(0, types.float32)
         scratch = cuda.shared.array(MOST_WARPS, types.float32)
         t = cuda.blockIdx.x

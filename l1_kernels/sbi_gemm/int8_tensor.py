@@ -25,7 +25,7 @@ from numba import types
 
 from l1_kernels import groups, ptx
 from l1_kernels.carrier import F32_1D, F32_2D, array_type
-from l1_kernels.cuda_api import cuda
+from l1_kernels.cuda_api import cuda, early
 from l1_kernels.quantize.reference import STEP
 from l1_kernels.sbi_gemm.job import Job, make_row_of
 from l1_kernels.sbi_gemm.tensor import make_end
@@ -115,6 +115,7 @@ def make_int8_tensor(job: Job, plan: Int8Tensor) -> Callable[..., Any]:
                     total = ptx.mma_s8(a, (x_words[here + half * 2], x_words[here + half * 2 + 1]), total)
                 sums[at], sums[at + 1], sums[at + 2], sums[at + 3] = total[0], total[1], total[2], total[3]
 
+    @early()
     @cuda.jit(launch_bounds=(plan.threads, resident))
     def int8_tensor(low, high, scale_x, w, scale, bias, has_bias, y):
         parts = cuda.shared.array(parts_size, types.int32)
@@ -134,6 +135,9 @@ def make_int8_tensor(job: Job, plan: Int8Tensor) -> Callable[..., Any]:
         k = split * PIECE
         for u in range(unroll):
             fetch(words, w, start, start8, k, size, u)
+        ptx.await_launch()
+        ptx.admit_next()
+        for u in range(unroll):
             fetch_x(x_words, low, high, k, size, u)
         for i in range(num_sums):
             sums[i] = INT_ZERO

@@ -21,7 +21,7 @@ from numba import types
 
 from l1_kernels import groups, ptx
 from l1_kernels.carrier import F32_1D, F32_2D, array_type
-from l1_kernels.cuda_api import cuda, math
+from l1_kernels.cuda_api import cuda, early, math
 from l1_kernels.sbi_gemm.words import ZEROS4, make_pack
 
 ZERO, ONE = np.float32(0), np.float32(1)
@@ -163,8 +163,11 @@ def make_norm_rows(kind: str, dtype: str) -> Callable[..., Any]:
     """kernel(x, gain, shift, has_shift, eps, out)[T, threads]: the norm by itself, x float32 [T, D] -> 16 bits."""
     norm = make_norm(kind, dtype, True, True)
 
+    @early()
     @cuda.jit
     def norm_rows(x, gain, shift, has_shift, eps, out):
+        ptx.await_launch()
+        ptx.admit_next()
         norm(x, gain, shift, has_shift, eps, out, x.shape[1])
 
     return norm_rows

@@ -27,7 +27,7 @@ import numpy as np
 from numba import types
 
 from l1_kernels import groups, ptx
-from l1_kernels.cuda_api import cuda
+from l1_kernels.cuda_api import cuda, early
 from l1_kernels.sbi_gemm.job import CARRIED, PER_LOAD, Job, make_fetch_ahead, make_row_of, make_write, signature
 from l1_kernels.sbi_gemm.prologue import HELD_PIECES, make_ask, make_norm, make_norm_held
 from l1_kernels.sbi_gemm.wide import example_jobs
@@ -190,6 +190,7 @@ def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -
                 sums[at + 2] *= high
                 sums[at + 3] *= high
 
+    @early()
     @cuda.jit(launch_bounds=(plan.threads, plan.resident))
     def tensor(
         x, xb, gain, shift, has_shift, gain_b, shift_b, has_shift_b, eps, eps_b, w, scale, bias, has_bias, y,
@@ -222,13 +223,17 @@ def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -
         if gated_first or (gated_second and second):
             num_slots = ((num_rows >> 1) + 7) // 8 * 16
         num_tiles = (num_slots + tile_rows - 1) // tile_rows
-        if holds_norm:
-            held_norm = cuda.local.array(norm_size, types.float32)
-            ask(held_norm, x, gain, shift, has_shift)
         if block < num_tiles:
             find_rows(starts, block * tile_rows + group * 16 * tiles, second, num_rows, size)
             for u in range(unroll):
                 fetch(words, w, starts, first_k, size, u)
+        ptx.await_launch()
+        ptx.admit_next()
+        if holds_norm:
+            held_norm = cuda.local.array(norm_size, types.float32)
+            ask(held_norm, x, gain, shift, has_shift)
+        if block < num_tiles:
+            for u in range(unroll):
                 fetch_x(held_x, x, first_k, size, u)
         pitch = ((size + 63) >> 6) * 32 + 16
         if holds_norm:

@@ -7,7 +7,7 @@ x [1, K], w [N, K] in global memory; a normalised x in shared memory. Reads N*K 
     lane    16 bytes of ROWS rows and of UNROLL pieces at a time: ROWS * UNROLL loads in flight; one load of x serves ROWS rows
 
 What the draft of this kernel lost, it lost at the ends, so:
-    - x and its norm's vectors are asked for first, the first weights before the norm begins, and the next tile's before this tile's sums are taken;
+    - the first weights are asked for while the launch before still runs (ptx.await_launch), and the next tile's before this tile's sums are taken;
     - bias, scale and residual are read before the loop, by the lane that will want them after it;
     - a block that has asked for its last weights fetches its share of the next launch's into L2 (job.py, `ahead`), so
       that memory works on while the grid ends and the next one starts.
@@ -26,7 +26,7 @@ import numpy as np
 from numba import types
 
 from l1_kernels import groups, ptx
-from l1_kernels.cuda_api import cuda
+from l1_kernels.cuda_api import cuda, early
 from l1_kernels.sbi_gemm.job import PER_LOAD, Job, make_fetch_ahead, make_row_of, make_write, signature
 from l1_kernels.sbi_gemm.prologue import HELD_PIECES, make_ask, make_norm, make_norm_held
 from l1_kernels.sbi_gemm.words import ZEROS4, ZEROS8, make_load_x, make_numbers_of, make_unpack
@@ -158,6 +158,7 @@ def make_wide(job: Job, plan: Wide, pieces: int = 0) -> Callable[..., Any]:
             for i in range(x_words):
                 held_x[u * x_words + i] = v[i]
 
+    @early()
     @cuda.jit(launch_bounds=(plan.threads, plan.resident(job, pieces)))
     def wide(
         x, xb, gain, shift, has_shift, gain_b, shift_b, has_shift_b, eps, eps_b, w, scale, bias, has_bias, y,
@@ -185,13 +186,17 @@ def make_wide(job: Job, plan: Wide, pieces: int = 0) -> Callable[..., Any]:
                 stride = blocks_a
         num_rows, size = w.shape
         num_tiles = (num_rows + tile_rows - 1) // tile_rows
-        if holds_norm:
-            held_norm = cuda.local.array(norm_size, types.float32)
-            ask(held_norm, x, gain, shift, has_shift)
         if block < num_tiles:
             find_rows(starts, block * tile_rows + group * rows, second, num_rows, size)
             for u in range(unroll):
                 fetch(words, w, starts, first_k, size, u)
+        ptx.await_launch()
+        ptx.admit_next()
+        if holds_norm:
+            held_norm = cuda.local.array(norm_size, types.float32)
+            ask(held_norm, x, gain, shift, has_shift)
+        if block < num_tiles:
+            for u in range(unroll):
                 fetch_x(held_x, x, first_k, size, u)
         if holds_norm:
             norm_held(held_norm, size, eps, shared)
