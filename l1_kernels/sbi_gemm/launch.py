@@ -79,7 +79,8 @@ def norm_rows(kernels: GpuKernels, x: Array, kind: str, gain: Array, shift: Arra
     """The norm as a launch of its own: x float32 [T, D] -> the carrier of `dtype` ("fp16", "bf16"); D a multiple of 8."""
     out = kernels.new(x.shape, CARRIER[dtype])
     block = min(1024, ceil_div(x.shape[1], 256) * 32)
-    kernels.launch(make_norm_rows(kind, dtype), x.shape[0], block, 0, x, gain, *_vector(kernels, None, shift)[1:], np.float32(eps), out)
+    held = block if x.shape[1] <= 8 * block else 0
+    kernels.launch(make_norm_rows(kind, dtype, held), x.shape[0], block, 0, x, gain, *_vector(kernels, None, shift)[1:], np.float32(eps), out)
     return out
 
 

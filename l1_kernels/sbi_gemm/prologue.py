@@ -61,9 +61,12 @@ def pieces_of(size: int, threads: int) -> int:
 
 
 @cache
-def make_ask(pieces: int, threads: int) -> Callable[..., Any]:
-    """ask(held, x, gain, shift, has_shift): the loads of a norm of one token, PIECES * 8 numbers a thread, before the kernel's
-    loads of weights: behind those, in a full queue, each of the norm's two steps would wait for more than a microsecond."""
+def make_ask(pieces: int, threads: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """(ask, ask_x): the loads of a norm of one token, PIECES * 8 numbers a thread, all under way together.
+
+    ask(held, size, gain, shift, has_shift)    of its vectors, which wait for nobody
+    ask_x(held, x, t)                          of row t of x
+    """
     stride = 8 * threads
 
     @cuda.jit(device=True, forceinline=True)
@@ -71,30 +74,39 @@ def make_ask(pieces: int, threads: int) -> Callable[..., Any]:
         held[at], held[at + 1], held[at + 2], held[at + 3] = v[0], v[1], v[2], v[3]
 
     @cuda.jit(device=True, forceinline=True)
-    def ask(held, x, gain, shift, has_shift):
+    def ask(held, size, gain, shift, has_shift):
+        for p in range(pieces):
+            k = cuda.threadIdx.x * 8 + p * stride
+            for half in range(2):
+                at = (p * 2 + half) * 12
+                put(held, at + 8, ZEROS4)
+                if k < size:
+                    put(held, at + 4, ptx.load16_floats(gain, k + 4 * half))
+                    if has_shift:
+                        put(held, at + 8, ptx.load16_floats(shift, k + 4 * half))
+
+    @cuda.jit(device=True, forceinline=True)
+    def ask_x(held, x, t):
         size = x.shape[1]
         for p in range(pieces):
             k = cuda.threadIdx.x * 8 + p * stride
             for half in range(2):
                 at = (p * 2 + half) * 12
                 put(held, at, ZEROS4)
-                put(held, at + 8, ZEROS4)
                 if k < size:
-                    put(held, at, ptx.load16_floats(x, k + 4 * half))
-                    put(held, at + 4, ptx.load16_floats(gain, k + 4 * half))
-                    if has_shift:
-                        put(held, at + 8, ptx.load16_floats(shift, k + 4 * half))
+                    put(held, at, ptx.load16_floats(x, t * size + k + 4 * half))
 
-    return ask
+    return ask, ask_x
 
 
 @cache
-def make_norm_held(kind: str, dtype: str, pieces: int, threads: int) -> Callable[..., Any]:
-    """norm_held(held, size, eps, shared): the norm of one token from what `ask` holds, by the whole block; ends with a barrier.
+def make_norm_held(kind: str, dtype: str, pieces: int, threads: int, alone: bool = False) -> Callable[..., Any]:
+    """norm_held(held, size, eps, out, first): the norm of one token from what `ask` and `ask_x` hold, by the whole block; ends with a barrier.
+    To `out` from element `first` on: shared memory, or 16 bits in global memory (`alone`).
 
     Everything is in registers, so the variance takes a second pass over the differences from the mean."""
     centred = kind == "layernorm"
-    put = make_put(dtype)
+    put = make_put_global(dtype) if alone else make_put(dtype)
     stride = 8 * threads
     warps = threads // 32
 
@@ -108,7 +120,7 @@ def make_norm_held(kind: str, dtype: str, pieces: int, threads: int) -> Callable
         return reduce_sum(sums[first + lane_index()] if lane_index() < warps else ZERO)
 
     @cuda.jit(device=True, forceinline=True)
-    def norm_held(held, size, eps, shared):
+    def norm_held(held, size, eps, out, first):
         sums = cuda.shared.array(SUMS, types.float32)
         count = np.float32(size)
         mean = ZERO
@@ -133,7 +145,7 @@ def make_norm_held(kind: str, dtype: str, pieces: int, threads: int) -> Callable
                 a = p * 24
                 b = a + 12
                 put(
-                    shared, 0, k,
+                    out, first, k,
                     (
                         held[a] * factor * held[a + 4] + held[a + 8], held[a + 1] * factor * held[a + 5] + held[a + 9],
                         held[a + 2] * factor * held[a + 6] + held[a + 10], held[a + 3] * factor * held[a + 7] + held[a + 11],
@@ -159,16 +171,26 @@ def make_put_global(dtype: str) -> Callable[..., Any]:
 
 
 @cache
-def make_norm_rows(kind: str, dtype: str) -> Callable[..., Any]:
-    """kernel(x, gain, shift, has_shift, eps, out)[T, threads]: the norm by itself, x float32 [T, D] -> 16 bits."""
+def make_norm_rows(kind: str, dtype: str, threads: int = 0) -> Callable[..., Any]:
+    """kernel(x, gain, shift, has_shift, eps, out)[T, threads]: the norm by itself, x float32 [T, D] -> 16 bits.
+    threads: for D <= 8 * threads, a row in registers; 0: any D, read twice."""
     norm = make_norm(kind, dtype, True, True)
+    ask, ask_x = make_ask(1, threads)
+    norm_held = make_norm_held(kind, dtype, 1, threads, True)
 
     @early()
     @cuda.jit
     def norm_rows(x, gain, shift, has_shift, eps, out):
+        if threads > 0:
+            held = cuda.local.array(24, types.float32)
+            ask(held, x.shape[1], gain, shift, has_shift)
         ptx.await_launch()
         ptx.admit_next()
-        norm(x, gain, shift, has_shift, eps, out, x.shape[1])
+        if threads > 0:
+            ask_x(held, x, cuda.blockIdx.x)
+            norm_held(held, x.shape[1], eps, out, cuda.blockIdx.x * x.shape[1])
+        else:
+            norm(x, gain, shift, has_shift, eps, out, x.shape[1])
 
     return norm_rows
 
@@ -177,7 +199,9 @@ def variants() -> Iterator[tuple[str, Callable[..., Any], tuple[types.Type, ...]
     for kind in NORMS:
         for dtype in ("fp16", "bf16"):
             out = array_type(dtype, 2)
-            yield f"{kind}_rows_{dtype}", make_norm_rows(kind, dtype), (F32_2D, F32_1D, F32_1D, types.boolean, types.float32, out)
+            for threads in (0, 224):
+                kernel = make_norm_rows(kind, dtype, threads)
+                yield f"{kind}_rows_{dtype}_{threads}", kernel, (F32_2D, F32_1D, F32_1D, types.boolean, types.float32, out)
 
 
 @cache

@@ -117,7 +117,7 @@ def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -
     load_x, load_shared = make_load_x_pairs(CARRIED[job.dtype], job.carried), make_load_shared_pairs()
     norm = make_norm(job.norm or "rmsnorm", CARRIED[job.dtype], single)
     holds_norm, norm_size = job.norm is not None and pieces > 0, max(1, pieces) * 24
-    ask = make_ask(pieces, plan.threads)
+    ask, ask_x = make_ask(pieces, plan.threads)
     norm_held = make_norm_held(job.norm or "rmsnorm", CARRIED[job.dtype], pieces, plan.threads)
     fetch_ahead = make_fetch_ahead(job.dtype)
     row_of, row_of_first = make_row_of(job.gated, 16), make_row_of(job.gated and not is_pair, 16)
@@ -227,17 +227,19 @@ def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -
             find_rows(starts, block * tile_rows + group * 16 * tiles, second, num_rows, size)
             for u in range(unroll):
                 fetch(words, w, starts, first_k, size, u)
+        if holds_norm:
+            held_norm = cuda.local.array(norm_size, types.float32)
+            ask(held_norm, size, gain, shift, has_shift)
         ptx.await_launch()
         ptx.admit_next()
         if holds_norm:
-            held_norm = cuda.local.array(norm_size, types.float32)
-            ask(held_norm, x, gain, shift, has_shift)
+            ask_x(held_norm, x, 0)
         if block < num_tiles:
             for u in range(unroll):
                 fetch_x(held_x, x, first_k, size, u)
         pitch = ((size + 63) >> 6) * 32 + 16
         if holds_norm:
-            norm_held(held_norm, size, eps, shared)
+            norm_held(held_norm, size, eps, shared, 0)
         elif has_norm:
             norm(x, gain, shift, has_shift, eps, shared, pitch)
         tile = block

@@ -128,7 +128,8 @@ def make_wide(job: Job, plan: Wide, pieces: int = 0) -> Callable[..., Any]:
     load_x, numbers_of = make_load_x(x_words, job.carried), make_numbers_of(job.dtype, x_words, job.carried)
     norm = make_norm(job.norm or "rmsnorm", job.dtype, True)
     holds_norm, norm_size = job.norm is not None and pieces > 0, max(1, pieces) * 24
-    ask, norm_held = make_ask(pieces, plan.threads), make_norm_held(job.norm or "rmsnorm", job.dtype, pieces, plan.threads)
+    ask, ask_x = make_ask(pieces, plan.threads)
+    norm_held = make_norm_held(job.norm or "rmsnorm", job.dtype, pieces, plan.threads)
     fetch_ahead = make_fetch_ahead(job.dtype)
     row_of, row_of_first = make_row_of(job.gated, 1), make_row_of(job.gated and job.pair != "rows", 1)
     write_first, write_second = make_write(job, False), make_write(job, True)
@@ -190,16 +191,18 @@ def make_wide(job: Job, plan: Wide, pieces: int = 0) -> Callable[..., Any]:
             find_rows(starts, block * tile_rows + group * rows, second, num_rows, size)
             for u in range(unroll):
                 fetch(words, w, starts, first_k, size, u)
+        if holds_norm:
+            held_norm = cuda.local.array(norm_size, types.float32)
+            ask(held_norm, size, gain, shift, has_shift)
         ptx.await_launch()
         ptx.admit_next()
         if holds_norm:
-            held_norm = cuda.local.array(norm_size, types.float32)
-            ask(held_norm, x, gain, shift, has_shift)
+            ask_x(held_norm, x, 0)
         if block < num_tiles:
             for u in range(unroll):
                 fetch_x(held_x, x, first_k, size, u)
         if holds_norm:
-            norm_held(held_norm, size, eps, shared)
+            norm_held(held_norm, size, eps, shared, 0)
         elif has_norm:
             norm(x, gain, shift, has_shift, eps, shared, 0)
         parity = 0
