@@ -1,6 +1,6 @@
 """The GPU's attention kernels (l1_kernels/attention) beside the card's limits.
 
-    python -m benchmarks.attention [--out FILE] [--quick] [--kinds decode,simple] [--peer]
+    python -m benchmarks.attention [--out FILE] [--quick] [--kinds region,decode,simple] [--peer]
 
 Decode: one token for each of `batch` rows that hold `context` keys. The bound is the bytes of keys and values over the
 bandwidth of a read-only sum, measured in the same run; microseconds a launch from CUDA graphs of many launches, each on
@@ -21,6 +21,7 @@ import numpy as np
 
 from benchmarks.record import circumstances, write
 from l1_kernels.device import Device, open_device, prepare
+from l1_kernels.regions import CacheArgs
 
 ROTATED_BYTES = 1.2e9
 REPEATS = 11
@@ -97,7 +98,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", help="the result file; default results/attention.json")
     parser.add_argument("--quick", action="store_true", help="a few of the shapes")
-    parser.add_argument("--kinds", type=lambda text: text.split(","), default=["decode"], help="kernels of a decode step: decode, simple")
+    parser.add_argument("--kinds", type=lambda text: text.split(","), default=["region"], help="kernels of a decode step: region, with the cache's write; decode; simple")
     parser.add_argument("--peer", action="store_true", help="torch's flash attention beside the prompts")
     return parser.parse_args()
 
@@ -144,12 +145,16 @@ def measure_decode(device: Device, memory: Any, shape: Decode, kinds: list[str],
     caches = memory[: sets * 2 * size].reshape(sets, 2, shape.batch, shape.num_kv_heads, room, shape.head_dim)
     qkv = device.to_device(np.random.default_rng(1).standard_normal((shape.batch, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim), np.float32))
     rows, ends = device.to_device(np.arange(shape.batch, dtype=np.int32)), device.to_device(np.full(shape.batch, shape.context, np.int32))
+    places = device.to_device(np.full(shape.batch, shape.context - 1, np.int32))
     out = device.empty((shape.batch, shape.num_heads * shape.head_dim))
     kernels: Any = device.kernels
     found = []
     for kind in kinds:
 
         def launch(one: int, kind: str = kind) -> Any:
+            if kind == "region":
+                cache = CacheArgs(caches[one, 0], caches[one, 1], "fp16", rows, places, ends, distinct=True)
+                return lambda: device.regions.attend(qkv, shape.num_heads, None, cache, 0, shape.head_dim**-0.5, None)
             common = (qkv, shape.num_heads, caches[one, 0], caches[one, 1], "fp16", rows, ends, 0, shape.head_dim**-0.5, None, out)
             return lambda: kernels.attend(kind, *common)
 

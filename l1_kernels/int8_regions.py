@@ -1,5 +1,8 @@
-"""Deep-Fusion's regions over W8A8 matrices (Weight.act "int8"): the norm and the rounding of x to int8 in one launch, product and
+"""Deep-Fusion's regions over int8 matrices whose x is rounded to int8 too: the norm and the rounding in one launch, product and
 epilogue in another. What is no such matrix goes to library_regions.py.
+
+They are W8A8's (Weight.act "int8"), and above 16 tokens W8A16's: x then in 15 bits, as two planes of int8 (quantize/reference.py, `fine`),
+which a library multiplies with weights as they are. To make 16-bit weights of them for each prompt took longer than the whole prompt in fp16.
 
     region                up to 16 tokens                                        more tokens, with a library's int8 product
     norm_linear           norm + rounding, GeMM + scales + bias            2     the GeMM is two launches, and one for scales + bias    4
@@ -37,35 +40,37 @@ class Int8Regions(LibraryRegions):
     def norm_linear(self, x: Array, norm: NormArgs | None, weight: Weight, bias: Array | None) -> Array:
         if not self._rounds(x, norm, weight, bias):
             return super().norm_linear(x, norm, weight, bias)
-        return self._linear(self._planes(x, norm), weight, bias)
+        return self._linear(self._planes(x, norm, weight), weight, bias)
 
     def norm_feed_forward(self, x: Array, norm: NormArgs | None, weight: Weight, bias: Array | None, kind: str, gated: bool) -> Array:
         if not self._rounds(x, norm, weight, bias) or (gated and weight.data.shape[0] % 2):
             return super().norm_feed_forward(x, norm, weight, bias, kind, gated)
-        return self._feed_forward(self._planes(x, norm), weight, bias, kind, gated)
+        return self._feed_forward(self._planes(x, norm, weight), weight, bias, kind, gated)
 
     def linear_add(self, x: Array, weight: Weight, bias: Array | None, residual: Array | None) -> Array:
         if not self._rounds(x, None, weight, bias):
             return super().linear_add(x, weight, bias, residual)
         if residual is not None:
             checks.array(residual, "residual", FLOAT32, (x.shape[0], weight.data.shape[0]))
-        return self._linear(self._planes(x, None), weight, bias, residual)
+        return self._linear(self._planes(x, None, weight), weight, bias, residual)
 
     def norm_pair(
         self, x: Array, norms: tuple[NormArgs | None, NormArgs | None], qkv: tuple[Weight, Array | None],
         up: tuple[Weight, Array | None], kind: str, gated: bool,
     ) -> tuple[Array, Array]:  # fmt: skip
-        both = norms[0] is norms[1] and self._rounds(x, norms[0], *qkv) and self._rounds(x, norms[1], *up)
+        both = norms[0] is norms[1] and qkv[0].act == up[0].act and self._rounds(x, norms[0], *qkv) and self._rounds(x, norms[1], *up)
         if not both or (gated and up[0].data.shape[0] % 2):
             return super().norm_pair(x, norms, qkv, up, kind, gated)
-        planes = self._planes(x, norms[0])  # once for both
+        planes = self._planes(x, norms[0], qkv[0])  # once for both
         return self._linear(planes, *qkv), self._feed_forward(planes, *up, kind, gated)
 
     def _rounds(self, x: Array, norm: NormArgs | None, weight: Weight, bias: Array | None) -> bool:
         """Whether the int8 kernels do this product; bad arguments are left to the other regions' checks."""
-        if weight.act is None or getattr(x, "ndim", 0) != 2 or 0 in x.shape or 0 in weight.data.shape or x.shape[1] != weight.data.shape[1]:
+        if weight.dtype != "int8" or getattr(x, "ndim", 0) != 2 or 0 in x.shape or 0 in weight.data.shape or x.shape[1] != weight.data.shape[1]:
             return False
         if weight.data.shape[1] % PER or not checks.is_aligned(weight.data):
+            return False
+        if weight.act is None and x.shape[0] <= MAX_TOKENS:
             return False
         if x.shape[0] > MAX_TOKENS and not self._library_rounds(weight):
             return False
@@ -79,8 +84,8 @@ class Int8Regions(LibraryRegions):
         takes = getattr(self.gemm, "takes_int8", None)
         return takes is not None and takes(*weight.data.shape)
 
-    def _planes(self, x: Array, norm: NormArgs | None) -> Planes:
-        return quantized(self.gpu, x, norm, "fp32" if x.dtype == FLOAT32 else "fp16")
+    def _planes(self, x: Array, norm: NormArgs | None, weight: Weight) -> Planes:
+        return quantized(self.gpu, x, norm, "fp32" if x.dtype == FLOAT32 else "fp16", fine=weight.act is None)
 
     def _linear(self, planes: Planes, weight: Weight, bias: Array | None, residual: Array | None = None) -> Array:
         y = self.gpu.new((planes.low.shape[0], weight.data.shape[0]), np.float32) if residual is None else residual

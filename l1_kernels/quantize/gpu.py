@@ -22,12 +22,12 @@ from numba import types
 from l1_kernels import groups, ptx
 from l1_kernels.carrier import F32_1D, F32_2D, I32_2D, array_type, loader
 from l1_kernels.cuda_api import cuda, early, math
-from l1_kernels.quantize.reference import LARGEST, OUTLIER, ROUNDS, STEP, TRIM
+from l1_kernels.quantize.reference import FINE_LARGEST, LARGEST, OUTLIER, ROUNDS, STEP, TRIM
 
 NORMS = ("layernorm", "rmsnorm")
 MOST_WARPS = 32  # of a block
 ZERO, ONE = np.float32(0), np.float32(1)
-trim, outlier, largest, step, reach = (np.float32(number) for number in (TRIM, OUTLIER, LARGEST, STEP, LARGEST * STEP))
+trim, outlier, largest, step = (np.float32(number) for number in (TRIM, OUTLIER, LARGEST, STEP))
 ROUND = np.float32(3 << 22)  # added and taken away again, it leaves the nearest integer, of two the even one, of up to 2^22
 FLOAT_MAX, NOT_A_NUMBER = np.float32(3.4028235e38), np.float32(np.nan)
 reduce_sum, reduce_max, lane_index, warp_index, num_warps = groups.reduce_sum, groups.reduce_max, groups.lane, groups.warp, groups.num_warps
@@ -55,13 +55,16 @@ def make_across(largest_of: bool) -> Callable[..., Any]:
 
 
 @cache
-def make_quantize(dtype: str, norm: str | None, wide: bool) -> Callable[..., Any]:
+def make_quantize(dtype: str, norm: str | None, wide: bool, fine: bool = False) -> Callable[..., Any]:
     """kernel(x, gain, shift, has_shift, eps, low, high, scale, y)[T, threads, stream, 4 K]; threads a multiple of 32.
 
     dtype    "fp32" | "fp16" | "bf16": x's carrier
     norm     None | "layernorm" | "rmsnorm", with gain, shift, eps
     wide     y is written; otherwise low, high and scale are
+    fine     15 bits for every number, not for outliers alone
     """
+    reach = np.float32(FINE_LARGEST if fine else LARGEST * STEP)
+    rounds = 0 if fine else ROUNDS
     load, centred = loader(dtype), norm == "layernorm"
     block_sum, block_max = make_across(False), make_across(True)
 
@@ -111,9 +114,9 @@ def make_quantize(dtype: str, norm: str | None, wide: bool) -> Callable[..., Any
             part += abs(row[k])
         total = block_sum(part, scratch)
         mean = total / np.float32(size)
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             mean = mean_within(row, size, trim * mean, scratch)
-        limit = outlier * mean
+        limit = np.float32(-1) if fine else outlier * mean
         top, inner = ZERO, ZERO
         for k in range(cuda.threadIdx.x, size, cuda.blockDim.x):
             number = abs(row[k])
@@ -129,13 +132,13 @@ def make_quantize(dtype: str, norm: str | None, wide: bool) -> Callable[..., Any
             scale[t] = unit
         for k in range(cuda.threadIdx.x, size, cuda.blockDim.x):
             ratio = row[k] / unit
-            coarse = (ratio / step + ROUND) - ROUND if abs(row[k]) > limit else ZERO
-            fine = (ratio - step * coarse + ROUND) - ROUND
+            upper = (ratio / step + ROUND) - ROUND if abs(row[k]) > limit else ZERO
+            lower = (ratio - step * upper + ROUND) - ROUND
             if wide:
-                y[t, k] = unit * (fine + step * coarse)
+                y[t, k] = unit * (lower + step * upper)
             else:
-                low[t, k] = np.int8(np.int32(fine)) if unit == unit else np.int8(0)
-                high[t, k] = np.int8(np.int32(coarse)) if unit == unit else np.int8(0)
+                low[t, k] = np.int8(np.int32(lower)) if unit == unit else np.int8(0)
+                high[t, k] = np.int8(np.int32(upper)) if unit == unit else np.int8(0)
 
     return quantize
 
@@ -168,6 +171,7 @@ def signature(dtype: str) -> tuple[types.Type, ...]:
 def variants() -> Iterator[tuple[str, Callable[..., Any], tuple[types.Type, ...]]]:
     for norm in (None, *NORMS):
         yield f"quantize_fp32_{norm}", make_quantize("fp32", norm, False), signature("fp32")
+        yield f"quantize_fp32_{norm}_fine", make_quantize("fp32", norm, False, True), signature("fp32")
     yield "quantize_fp16", make_quantize("fp16", None, False), signature("fp16")
     yield "round_fp32", make_quantize("fp32", None, True), signature("fp32")
     for add in (False, True):

@@ -30,11 +30,11 @@ class Planes:
     scale: Array
 
 
-def quantized(kernels: GpuKernels, x: Array, norm: NormArgs | None, dtype: str) -> Planes:
-    """x [T, K] in the carrier of `dtype` ("fp32"; "fp16", "bf16" without a norm), with its norm first."""
+def quantized(kernels: GpuKernels, x: Array, norm: NormArgs | None, dtype: str, fine: bool = False) -> Planes:
+    """x [T, K] in the carrier of `dtype` ("fp32"; "fp16", "bf16" without a norm), with its norm first. fine: reference.py."""
     num_tokens, size = x.shape
     planes = Planes(kernels.new((num_tokens, size), np.int8), kernels.new((num_tokens, size), np.int8), kernels.new((num_tokens,), np.float32))
-    _run(kernels, x, norm, dtype, planes, None)
+    _run(kernels, x, norm, dtype, planes, None, fine)
     return planes
 
 
@@ -45,11 +45,11 @@ def rounded(kernels: GpuKernels, x: Array) -> Array:
     return y
 
 
-def _run(kernels: GpuKernels, x: Array, norm: NormArgs | None, dtype: str, planes: Planes | None, y: Array | None) -> None:
+def _run(kernels: GpuKernels, x: Array, norm: NormArgs | None, dtype: str, planes: Planes | None, y: Array | None, fine: bool = False) -> None:
     size = x.shape[1]
     if size > MOST_NUMBERS:
         checks.reject("x", f"of at most {MOST_NUMBERS} numbers a token, to be rounded to int8", checks.describe(x))
-    kernel = make_quantize(dtype, None if norm is None else norm.kind, y is not None)
+    kernel = make_quantize(dtype, None if norm is None else norm.kind, y is not None, fine)
     if 4 * size > STATIC_LIMIT:
         allow_shared(kernel, signature(dtype), 4 * size)
     absent = kernels.or_absent(None)

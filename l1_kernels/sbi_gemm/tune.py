@@ -23,6 +23,7 @@ from l1_kernels.errors import UserError
 
 HIDDEN = {"gpt2-xl": 1600, "gpt-neo-2.7b": 2560, "gpt-j-6b": 4096, "gpt-13b": 5120, "gpt-neox-20b": 6144}
 HEADS = {"gpt2-xl": 50257, "gpt-neo-2.7b": 50257, "gpt-j-6b": 50400, "gpt-13b": 50257, "gpt-neox-20b": 50432}
+PARALLEL = ("gpt-j-6b", "gpt-neox-20b")
 DTYPES = ("fp16", "int8")
 TOKENS = (1, 8, 16)
 SLACK = 0.01  # a simpler plan that is slower by no more is noise
@@ -36,6 +37,9 @@ def shapes() -> Iterator[tuple[str, int, int, bool]]:
         yield f"{model} up", 4 * size, size, True
         yield f"{model} down", size, 4 * size, False
         yield f"{model} head", HEADS[model], size, False
+    for model in PARALLEL:  # whose regions 3 and 4 are one launch each
+        yield f"{model} qkv, up", 7 * HIDDEN[model], HIDDEN[model], False
+        yield f"{model} out, down", HIDDEN[model], 5 * HIDDEN[model], False
 
 
 def candidates(dtype: str, tokens: int, norm: bool) -> list[Any]:
@@ -57,11 +61,12 @@ def candidates(dtype: str, tokens: int, norm: bool) -> list[Any]:
 # rows, splits, groups, unroll, blocks
 WIDE = (
     (1, 1, 4, 4, 0), (2, 1, 4, 2, 0), (4, 1, 4, 1, 0), (4, 1, 4, 2, 0), (2, 2, 4, 2, 0), (2, 4, 2, 2, 0), (2, 1, 4, 2, 6), (1, 1, 4, 4, 6),
+    (2, 1, 4, 4, 0), (2, 1, 2, 4, 0), (1, 2, 4, 4, 0), (2, 2, 4, 4, 0), (1, 4, 2, 4, 0), (1, 8, 1, 4, 0),
 )  # fmt: skip
 WIDE_NORM = ((2, 1, 8, 2, 0), (4, 1, 8, 1, 0), (1, 1, 8, 4, 3), (2, 1, 8, 2, 3), (4, 1, 8, 1, 3))
 # tiles, splits, groups, unroll, blocks
-TENSOR = ((1, 4, 1, 2, 0), (1, 8, 1, 1, 0), (1, 8, 1, 2, 0), (1, 16, 1, 1, 0), (2, 8, 1, 1, 0), (1, 4, 1, 1, 3), (1, 8, 1, 1, 2))
-TENSOR_INT8 = ((1, 4, 1, 4, 0), (1, 4, 1, 2, 0), (1, 8, 1, 2, 0), (1, 16, 1, 1, 0), (1, 8, 1, 1, 2))
+TENSOR = ((1, 4, 1, 2, 0), (1, 8, 1, 1, 0), (1, 8, 1, 2, 0), (1, 16, 1, 1, 0), (2, 8, 1, 1, 0), (1, 4, 1, 1, 3), (1, 8, 1, 1, 2), (1, 4, 2, 2, 0), (2, 4, 1, 1, 0))
+TENSOR_INT8 = ((1, 4, 1, 4, 0), (1, 4, 1, 2, 0), (1, 8, 1, 2, 0), (1, 16, 1, 1, 0), (1, 8, 1, 1, 2), (1, 8, 1, 4, 0), (1, 4, 2, 2, 0), (2, 4, 1, 2, 0), (2, 8, 1, 2, 0), (1, 16, 1, 2, 0), (2, 4, 1, 4, 0))
 
 
 class Tuner:

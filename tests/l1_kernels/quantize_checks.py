@@ -36,9 +36,9 @@ def activations(rng: np.random.Generator, kind: str, num_tokens: int, size: int)
     return x
 
 
-def slack(x: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+def slack(x: np.ndarray, matrix: np.ndarray, fine: bool = False) -> np.ndarray:
     """What flips of roundings of x [T, K] may add to x @ matrix^T [T, N], of each output."""
-    _, _, scale = reference.quantize_rows(x)
+    _, _, scale = reference.quantize_rows(x, fine)
     flips = 1 + int(FLIPS * x.shape[1])
     return scale[:, None] * np.sort(np.abs(matrix), axis=1)[:, -flips:].sum(1)
 
@@ -62,12 +62,12 @@ def check_linear_w8a8(device: Device, kind: str, num_tokens: int, num_out: int, 
 
 
 class Region:
-    """Regions with W8A8 matrices, and what float64 makes of the same inputs."""
+    """Regions with W8A8 matrices (act None: W8A16's, whose x is rounded finely), and what float64 makes of the same inputs."""
 
-    def __init__(self, device: Device, kind: str, num_tokens: int, size: int, gemm: Any = None) -> None:
+    def __init__(self, device: Device, kind: str, num_tokens: int, size: int, gemm: Any = None, act: str | None = "int8") -> None:
         from l1_kernels.fused_regions import FusedRegions  # numba.cuda: not for the CPU's tests
 
-        self.device, self.rng = device, fresh()
+        self.device, self.rng, self.act = device, fresh(), act
         self.x = activations(self.rng, kind, num_tokens, size)
         self.regions = FusedRegions(device.kernels, 2, gemm=gemm)  # type: ignore[arg-type]
 
@@ -86,8 +86,11 @@ class Region:
 
     def matrix(self, num_out: int, size: int) -> tuple[Weight, Any, Weight, np.ndarray]:
         plain = host_weight(normal(self.rng, num_out, size), "int8")
-        weight, bias = Weight(plain.data, "int8", plain.scale, "int8"), normal(self.rng, num_out)
+        weight, bias = Weight(plain.data, "int8", plain.scale, self.act), normal(self.rng, num_out)
         return self.device.weight(weight), self.device.to_device(bias), weight, wide(bias)
+
+    def product(self, x: np.ndarray, held: Weight, bias: np.ndarray | None = None) -> np.ndarray:
+        return linear.linear(x if self.act else reference.rounded(x, fine=True), held, bias)
 
     def check(self, got: Any, want: np.ndarray, x: np.ndarray, held: Weight, factor: np.ndarray | float = 1.0) -> None:
         """x: what was rounded, in float64; factor: by how much what follows the product may stretch an error."""
@@ -97,7 +100,7 @@ class Region:
         numbers = wide(held.data) * held.scale[:, None]
         error = np.abs(host - want)
         terms = np.abs(x) @ np.abs(numbers).T
-        rounding, flips = factor * (5e-6 * terms), factor * slack(x, numbers)
+        rounding, flips = factor * (5e-6 * terms), factor * slack(x, numbers, self.act is None)
         if rounding.shape != want.shape:  # gated: of the gate and of the up half
             half = want.shape[1]
             rounding, flips = rounding[:, :half] + rounding[:, half:], flips[:, :half] + flips[:, half:]
@@ -107,20 +110,20 @@ class Region:
         assert (error <= rounding).mean() > 0.4 or want.size < 100, "most outputs have no flip"
 
 
-def check_norm_linear(device: Device, kind: str, norm: str | None, num_tokens: int, num_out: int, size: int, gemm: Any = None) -> None:
-    case = Region(device, kind, num_tokens, size, gemm)
+def check_norm_linear(device: Device, kind: str, norm: str | None, num_tokens: int, num_out: int, size: int, gemm: Any = None, act: str | None = "int8") -> None:
+    case = Region(device, kind, num_tokens, size, gemm, act)
     arguments, x = case.norm(norm, size)
     weight, bias, held, shift = case.matrix(num_out, size)
     y = poisoned(device, case.regions.norm_linear, device.to_device(case.x), arguments, weight, bias)
-    case.check(y, linear.linear(x, held, shift), x, held)
+    case.check(y, case.product(x, held, shift), x, held)
 
 
-def check_feed_forward(device: Device, num_tokens: int, width: int, size: int, kind: str, gated: bool, gemm: Any = None) -> None:
-    case = Region(device, "normal", num_tokens, size, gemm)
+def check_feed_forward(device: Device, num_tokens: int, width: int, size: int, kind: str, gated: bool, gemm: Any = None, act: str | None = "int8") -> None:
+    case = Region(device, "normal", num_tokens, size, gemm, act)
     arguments, x = case.norm("rmsnorm", size)
     weight, bias, held, shift = case.matrix(2 * width if gated else width, size)
     hidden = poisoned(device, case.regions.norm_feed_forward, device.to_device(case.x), arguments, weight, bias, kind, gated)
-    y = linear.linear(x, held, shift)
+    y = case.product(x, held, shift)
     if not gated:
         case.check(hidden, activation.activate(y, kind), x, held, 1.2)
         return
@@ -129,8 +132,8 @@ def check_feed_forward(device: Device, num_tokens: int, width: int, size: int, k
     case.check(hidden, activation.gate(y, kind), x, held, 1.5 * stretch + 0.5)
 
 
-def check_linear_add(device: Device, kind: str, num_tokens: int, num_out: int, size: int, carried: bool, add: bool, gemm: Any = None) -> None:
-    case = Region(device, kind, num_tokens, size, gemm)
+def check_linear_add(device: Device, kind: str, num_tokens: int, num_out: int, size: int, carried: bool, add: bool, gemm: Any = None, act: str | None = "int8") -> None:
+    case = Region(device, kind, num_tokens, size, gemm, act)
     weight, bias, held, shift = case.matrix(num_out, size)
     x, given = case.x, device.to_device(case.x)
     if carried:
@@ -140,7 +143,7 @@ def check_linear_add(device: Device, kind: str, num_tokens: int, num_out: int, s
     residual = device.to_device(before.copy()) if add else None
     y = poisoned(device, case.regions.linear_add, given, weight, bias, residual)
     assert y is residual or not add
-    case.check(y, linear.linear(wide(x), held, shift) + (before if add else 0), wide(x), held)
+    case.check(y, case.product(wide(x), held, shift) + (before if add else 0), wide(x), held)
 
 
 def check_norm_pair(device: Device, num_tokens: int, shared: bool, gated: bool, gemm: Any = None) -> None:

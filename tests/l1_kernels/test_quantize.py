@@ -28,6 +28,15 @@ def test_what_is_left_is_near(kind: str, num_tokens: int, size: int) -> None:
     assert (scale <= np.maximum(np.where(inner > 0, inner / 127, 1), np.abs(x).max(1) / 16256) * 1.0001).all()
 
 
+@pytest.mark.parametrize("kind", ["normal", "outliers", "huge", "sparse", "zeros"])
+def test_fine_planes_have_15_bits_for_every_number(kind: str) -> None:
+    x = checks.wide(activations(checks.fresh(), kind, 7, 199))
+    low, high, scale = reference.quantize_rows(x, fine=True)
+    assert np.abs(low).max() <= 64 and np.abs(high.astype(int)).max() <= 127
+    np.testing.assert_allclose(scale, np.where(np.abs(x).max(1) > 0, np.abs(x).max(1) / (127 * 128 + 63), 1))
+    assert (np.abs(reference.rounded(x, fine=True) - x) <= 0.5001 * scale[:, None]).all()
+
+
 def test_outliers_are_found_and_the_rest_keeps_its_step() -> None:
     x = activations(checks.fresh(), "outliers", 50, 64)
     _, high, scale = reference.quantize_rows(x)

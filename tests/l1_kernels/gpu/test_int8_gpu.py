@@ -50,12 +50,13 @@ def test_pairs(device: Device) -> None:
 
 @pytest.mark.parametrize("num_tokens", [17, 37, 128, 199])
 @pytest.mark.parametrize(("num_out", "size"), [(64, 64), (200, 1040), (4096, 1024)])
-def test_many_tokens_by_cublas(device: Device, num_tokens: int, num_out: int, size: int) -> None:
+@pytest.mark.parametrize("act", ["int8", None])
+def test_many_tokens_by_cublas(device: Device, act: str | None, num_tokens: int, num_out: int, size: int) -> None:
     library = device.regions.fused.unfused.gemm if hasattr(device.regions, "fused") else device.regions.unfused.gemm  # type: ignore[attr-defined]
     assert library.takes_int8(num_out, size)
-    checks.check_norm_linear(device, "outliers", "layernorm", num_tokens, num_out, size, library)
-    checks.check_feed_forward(device, num_tokens, num_out, size, "silu", True, library)
-    checks.check_linear_add(device, "huge", num_tokens, num_out, size, True, True, library)
+    checks.check_norm_linear(device, "outliers", "layernorm", num_tokens, num_out, size, library, act)
+    checks.check_feed_forward(device, num_tokens, num_out, size, "silu", True, library, act)
+    checks.check_linear_add(device, "huge", num_tokens, num_out, size, True, True, library, act)
 
 
 def test_the_librarys_product_is_exact_and_captured(device: Device) -> None:
