@@ -10,7 +10,6 @@ a graph of the last, but a graph helps the unfused stage too, and most, so it st
     fused     Deep-Fusion around cuBLAS's products          open_device(gemm="cublas")
     sbi       + SBI-GeMM                                    open_device(overlap=False)
     overlap   + launches that begin before the last one ended   open_device(), what a user gets
-    step      + all of a step as one launch (l1_kernels/step)   open_device(step=True)
 
 Then each region alone, as the launches of a whole graph whose weights (keys and values) are others in every launch, so that L2 holds none:
 the paper gives the gain of each over unfused kernels with cuBLAS. Its figure of the steps has no numbers on its axis.
@@ -41,7 +40,7 @@ MODELS = ("gpt2-xl", "gpt-j-6b")
 PLACE, CONTEXT = 136, 144
 RUN = 8  # steps that are launched one after the other and timed together
 MOST_CACHES = 128
-STAGES: dict[str, dict[str, Any]] = {"unfused": {"fused": False}, "fused": {"gemm": "cublas"}, "sbi": {"overlap": False}, "overlap": {}, "step": {"step": True}}
+STAGES: dict[str, dict[str, Any]] = {"unfused": {"fused": False}, "fused": {"gemm": "cublas"}, "sbi": {"overlap": False}, "overlap": {}}
 # Over unfused kernels with cuBLAS, on the paper's GPUs; facts of Section VII.
 PAPER_GAINS = {"norm + qkv": 1.5, "attend": 2.9, "norm + ff1 + act": 3.0, "ff2 + residual": 1.2}
 PACKAGES = ("strata-inference", "numpy", "numba", "numba-cuda", "cupy-cuda13x", "cupy-cuda12x")

@@ -66,12 +66,14 @@ def ladder() -> str:
     shapes = list(dict.fromkeys((row["outputs"], row["inner"]) for row in found["ladder"]))
     rates = {(row["rung"], row["outputs"], row["inner"]): row["gb_s"] for row in found["ladder"]}
 
+    reading = found.get("ladder_run", found)["read_gb_s"]  # the ladder may come from a run of its own
+
     def cell(rung: str, shape: tuple[int, int]) -> str:
         rate = rates[rung, *shape]
-        return f"{rate:.0f} ({100 * rate / found['read_gb_s']:.0f} %)"
+        return f"{rate:.0f} ({100 * rate / reading:.0f} %)"
 
     rows = [[f"`{rung}`", *(cell(rung, shape) for shape in shapes)] for rung in dict.fromkeys(row["rung"] for row in found["ladder"])]
-    title = f"{found['gpu']}, batch 1, fp16: GB/s of weights (% of the {found['read_gb_s']:.0f} that reading alone reached)"
+    title = f"{found['gpu']}, batch 1, fp16: GB/s of weights (% of the {reading:.0f} that reading alone reached)"
     return title + "\n\n" + table(["rung", *(f"{outputs} x {inner}" for outputs, inner in shapes)], rows)
 
 

@@ -5,8 +5,7 @@ A module takes part by offering
     def variants() -> Iterator[tuple[str, kernel, signature]]
 
 with a name for the table, the kernel that @cuda.jit made (its options, fastmath and so on, are used), and the types of its
-arguments: a tuple of numba types, a numba signature, or its text, "void(float32[:, ::1], int64)". A module whose kernels need
-more than the oldest GPU says so by LEAST_CAPABILITY = "90", and is not compiled for what is below. All modules of the packages
+arguments: a tuple of numba types, a numba signature, or its text, "void(float32[:, ::1], int64)". All modules of the packages
 whose text holds such a function are asked; in l1_kernels every gpu.py must offer it.
 
 Prints a line for each kernel and compute capability: registers, shared bytes and spilled bytes. Exits with 1 if one does not
@@ -177,9 +176,7 @@ def main(arguments: list[str] | None = None) -> int:
     capabilities = sorted(capabilities, key=int)
     jobs = []
     for module in find_modules():
-        taken = [cc for cc in capabilities if int(cc) >= int(getattr(module, "LEAST_CAPABILITY", "0"))]
-        if taken:
-            jobs += [[Job(f"{module.__name__}:{name}", kernel, signature, cc) for cc in taken] for name, kernel, signature in module.variants()]
+        jobs += [[Job(f"{module.__name__}:{name}", kernel, signature, cc) for cc in capabilities] for name, kernel, signature in module.variants()]
     print(f"{'kernel':60} {'cc':>3} {'registers':>9} {'shared':>7} {'spilled':>7}", flush=True)
     failures = 0
     for good, line in report_all(jobs, ptxas):

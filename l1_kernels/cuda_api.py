@@ -71,7 +71,7 @@ def lowered(function: Any, signature: Any, capability: tuple[int, int], **option
 
 
 def early(alone: str = "") -> Callable[[Any], Any]:
-    """Decorates a kernel that calls ptx.await_launch before it touches what the launch before writes: it may begin while that one still runs
+    """Decorates a kernel that calls ptx.take_turn before it touches what the launch before writes: it may begin while that one still runs
     (quick_launch.py). The name in the field: programmatic dependent launch. alone: not after a kernel of the same mark, which writes what this
     one reads while it waits."""
 

@@ -22,8 +22,6 @@ from l1_kernels.quick_launch import QuickLaunch
 from l1_kernels.regions import Regions, UnfusedRegions
 from l1_kernels.sbi_gemm.job import MAX_TOKENS
 from l1_kernels.sbi_gemm.plans import load_table
-from l1_kernels.step.kernel import LEAST_CAPABILITY
-from l1_kernels.step.recorder import StepRegions
 from l1_kernels.weight import Array, Weight
 
 Result = TypeVar("Result")
@@ -37,7 +35,7 @@ class CudaDevice:
     name = "cuda"
     xp = cupy
 
-    def __init__(self, index: int = 0, fused: bool = True, gemm: str = "sbi", step: bool = False, overlap: bool = True) -> None:
+    def __init__(self, index: int = 0, fused: bool = True, gemm: str = "sbi", overlap: bool = True) -> None:
         count = cupy.cuda.runtime.getDeviceCount()
         if index >= count:
             raise UserError(f"--device cuda: GPU {index} asked for, {count} can be seen; start fewer ranks or mend CUDA_VISIBLE_DEVICES")
@@ -63,14 +61,11 @@ class CudaDevice:
         multiprocessors = cupy.cuda.runtime.getDeviceProperties(index)["multiProcessorCount"]
         self.regions: Regions = UnfusedRegions(self._kernels)
         if fused:
-            # norm_tokens 0: the norm in every block took 3 to 7 us more than the GeMM alone when it was timed, a launch of its
-            # own an estimated 3 (sbi_gemm/README.md); its newer form, which holds x in registers, has yet to run on a GPU.
-            self.regions = regions = FusedRegions(
+            # norm_tokens 0: a step with the norm in every block takes longer (docs/decisions.md).
+            self.regions = FusedRegions(
                 self._kernels, multiprocessors, load_table(self.description), norm_tokens=0, gemm=library,
                 most_tokens=MAX_TOKENS if gemm == "sbi" else 0,
             )  # fmt: skip
-            if step and gemm == "sbi" and int(self._device.compute_capability) >= int(LEAST_CAPABILITY):
-                self.regions = StepRegions(self._kernels, regions, multiprocessors, self._upload)
 
     def _numba_stream(self) -> Any:
         """numba's name for CuPy's current stream (0: the default one of both)."""

@@ -229,7 +229,7 @@ class SimDevice(HostDevice):
 
     name = "sim"
 
-    def __init__(self, fused: bool = False, step: bool = False) -> None:
+    def __init__(self, fused: bool = False) -> None:
         if not simulator_is_on():
             raise UserError("--device sim: the simulator is chosen when Python starts; set NUMBA_ENABLE_CUDASIM=1 in the environment")
         from l1_kernels.fused_regions import FusedRegions
@@ -238,11 +238,7 @@ class SimDevice(HostDevice):
         kernels = GpuKernels(self.empty)
         super().__init__("CUDA simulator", kernels)
         if fused:
-            self.regions = fused_regions = FusedRegions(kernels, multiprocessors=2)
-            if step:
-                from l1_kernels.step.recorder import StepRegions
-
-                self.regions = StepRegions(kernels, fused_regions, 2, self.to_device, warps=4)
+            self.regions = FusedRegions(kernels, multiprocessors=2)
 
 
 def prepare(name: str) -> None:
@@ -256,12 +252,11 @@ def prepare(name: str) -> None:
         os.environ["NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS"] = "0"  # a decode step is small and knows it
 
 
-def open_device(name: str, index: int = 0, fused: bool | None = None, gemm: str = "sbi", step: bool = False, overlap: bool = True) -> Device:
+def open_device(name: str, index: int = 0, fused: bool | None = None, gemm: str = "sbi", overlap: bool = True) -> Device:
     """name "cpu", "cuda", "sim", or "auto": cuda where a usable GPU is, else cpu. `index` picks a GPU among the visible.
 
     fused   whether layers run as fused regions (regions.py), or as the baseline: a launch an operation, products by cuBLAS.
             None: on a GPU they do, on the simulator, where a fused kernel takes longer to read and to run, they do not; the CPU has none
-    step    whether a decode step's fused regions run as one launch (l1_kernels/step; on a GPU of compute capability 9.0, with "sbi")
     overlap whether a launch may begin while the one before it runs (cuda_api.early; from compute capability 9.0 on)
     gemm    "sbi": SBI-GeMM for up to 16 tokens; "cublas": cuBLAS inside the fused regions (Fig 10a's middle step). A GPU's only
 
@@ -276,13 +271,13 @@ def open_device(name: str, index: int = 0, fused: bool | None = None, gemm: str 
     if name == "cpu":
         return CpuDevice()
     if name == "sim":
-        return SimDevice(bool(fused), step)
+        return SimDevice(bool(fused))
     problem = cuda_problem()
     if problem:
         raise UserError(f"--device cuda: {problem}; use --device cpu")
     from l1_kernels.cuda_device import CudaDevice
 
-    return CudaDevice(index, fused is not False, gemm, step, overlap)
+    return CudaDevice(index, fused is not False, gemm, overlap)
 
 
 def cuda_problem() -> str | None:

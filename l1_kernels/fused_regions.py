@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -68,9 +67,6 @@ class FusedRegions:
         self.most_tokens = min(most_tokens, MAX_TOKENS)
         self._order = WeightOrder()
         self._plans: dict[Any, Plan] = {}
-
-    def sequence(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def norm_linear(self, x: Array, norm: NormArgs | None, weight: Weight, bias: Array | None) -> Array:
         job = Job(weight.dtype, norm=_kind(norm), carried=norm is None and x.dtype != FLOAT32)

@@ -69,7 +69,6 @@ class GpuKernels:
         self._absent: Array | None = None
         self._counts: dict[Any, Array] = {}  # by stream
         self.launches = 0  # from Python, so far
-        self.pending: Callable[[], None] | None = None  # work that was noted down and comes before any launch (step/recorder.py)
 
     def embed(self, table: Weight, ids: Array, first: int = 0) -> Array:
         checks.matrix(table, "table")
@@ -322,8 +321,6 @@ class GpuKernels:
         to do."""
         if grid == 0 or (isinstance(grid, tuple) and 0 in grid):
             return
-        if self.pending is not None:
-            self.pending()
         self.launches += 1
         if self._quick is not None:
             self._quick(kernel, grid, block, arguments, shared_bytes)

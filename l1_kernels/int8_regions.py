@@ -1,7 +1,7 @@
 """Deep-Fusion's regions over int8 matrices whose x is rounded to int8 too: the norm and the rounding in one launch, product and
 epilogue in another. What is no such matrix goes to library_regions.py.
 
-They are W8A8's (Weight.act "int8"), and above 16 tokens W8A16's: x then in 15 bits, as two planes of int8 (quantize/reference.py, `fine`),
+They are W8A8's (Weight.act "int8"), and for 17 to 256 tokens W8A16's: x then in 15 bits, as two planes of int8 (quantize/reference.py, `fine`),
 which a library multiplies with weights as they are. To make 16-bit weights of them for each prompt took longer than the whole prompt in fp16.
 
     region                up to 16 tokens                                        more tokens, with a library's int8 product
@@ -29,6 +29,8 @@ from l1_kernels.regions import NormArgs
 from l1_kernels.sbi_gemm.int8_tensor import PER, make_int8_tensor, plan_of
 from l1_kernels.sbi_gemm.job import MAX_TOKENS, Job
 from l1_kernels.weight import CARRIER, Array, Weight
+
+FINE_TOKENS = 256  # of W8A16. GPT-J's prompts on an H200: 128 tokens 10.6 ms so, 19.5 by way of fp16 weights; 2048 tokens 93 and 68
 
 
 class Int8Regions(LibraryRegions):
@@ -70,7 +72,7 @@ class Int8Regions(LibraryRegions):
             return False
         if weight.data.shape[1] % PER or not checks.is_aligned(weight.data):
             return False
-        if weight.act is None and x.shape[0] <= MAX_TOKENS:
+        if weight.act is None and not MAX_TOKENS < x.shape[0] <= FINE_TOKENS:
             return False
         if x.shape[0] > MAX_TOKENS and not self._library_rounds(weight):
             return False
@@ -115,8 +117,6 @@ class Int8Regions(LibraryRegions):
             )  # fmt: skip
             return
         assert self.gemm is not None and not job.gated and job.activation is None
-        if self.gpu.pending is not None:
-            self.gpu.pending()
         fine, coarse = (self.gpu.new((num_tokens, num_out), np.int32) for _ in range(2))
         self.gemm.int8(planes.low, weight.data, fine)  # type: ignore[attr-defined]
         self.gemm.int8(planes.high, weight.data, coarse)  # type: ignore[attr-defined]

@@ -135,8 +135,6 @@ class LibraryRegions(UnfusedRegions):
     def _product(self, x: Array, weight: Weight, y: Array, bias: Array | None = None, add: bool = False) -> None:
         """y (+)= x w^T + bias, in one launch where the library can add a bias."""
         assert self.gemm is not None
-        if self.gpu.pending is not None:
-            self.gpu.pending()
         if not self.gemm(x, weight.data, weight.dtype, y, bias, add):
             self._flat(make_add_bias(), y.size, y, bias)
 

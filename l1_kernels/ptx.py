@@ -11,7 +11,7 @@ memory; its address must be a multiple of 16. It carries four uint32. `inline_pt
     float32              exp2
     tensor cores         mma_f16 mma_bf16 mma_s8
     flags                load_acquire store_release add_release fetch_add_release, and _system ones for other GPUs
-    the next launch      await_launch admit_next
+    the next launch      take_turn
     the end              trap
 """
 
@@ -308,19 +308,14 @@ def fetch_add_release(flags: Any, index: Any, value: Any) -> Any:
     return old
 
 
-# Launches that overlap (programmatic dependent launch), from compute capability 9.0 on; nothing where a launch waits for the one before anyway
+# Launches that overlap (programmatic dependent launch), from compute capability 9.0 on; before, a launch waits for the last one anyway
 
 
-@instruction("griddepcontrol.wait;", effect="memory", least=90)
-def await_launch() -> None:
-    """Wait until the launch before has ended and all it wrote can be seen. A kernel that is launched early (cuda_api.early) reads and
-    writes before this only what no launch under way touches: weights, keys of earlier steps."""
-
-
-@instruction("griddepcontrol.launch_dependents;", effect="memory", least=90)
-def admit_next() -> None:
-    """The next launch, if it is an early one, may begin once all blocks have said this or ended. Said after await_launch, so that never more than
-    two launches are under way."""
+@instruction("griddepcontrol.wait; griddepcontrol.launch_dependents;", effect="memory", least=90)
+def take_turn() -> None:
+    """Wait until the launch before has ended and all it wrote can be seen; from then on the next one may begin, as far as there is room. What a
+    kernel that is launched early (cuda_api.early) reads before this must be written by no launch under way: weights, keys of earlier steps. As
+    every kernel lets the next begin only when its own turn has come, never more than two are under way."""
 
 
 @instruction("trap;", effect="memory")

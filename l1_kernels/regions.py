@@ -16,7 +16,6 @@ the cache); a GeMM needs all of its input, so two GeMMs never share a region.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -95,19 +94,12 @@ class Regions(Protocol):
         """Both linear_adds into one residual."""
         ...
 
-    def sequence(self) -> AbstractContextManager[None]:
-        """What is called within may run as one launch, at the latest when the context is left (step/recorder.py)."""
-        ...
-
 
 class UnfusedRegions:
     """Every operation by itself."""
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
-
-    def sequence(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def norm_linear(self, x: Array, norm: NormArgs | None, weight: Weight, bias: Array | None) -> Array:
         return self.kernels.linear(apply_norm_args(self.kernels, x, norm), weight, bias)

@@ -86,10 +86,7 @@ class Runner:
         so that a graph can hold it (models/decode_graph.py, which checks)."""
         rotary = None if self.rotary is None else self.rotary.at(slots.positions)
         step = Step(slots.tokens, slots.rows, slots.positions, slots.ends, rotary, distinct=True)  # a slot, a row (layers/decode.py)
-        if self.collective.size > 1:  # the ranks' sums stand between the regions
-            return self.head(self.layers(step, cache))
-        with self.device.regions.sequence():
-            return self.head(self.layers(step, cache))
+        return self.head(self.layers(step, cache))
 
     def encode(self, step: Step, cache: KVCache) -> tuple[Array, Array]:
         """Of an encoder: what the layers give and the last hidden states (`hidden`), float32 [T, D] each, from inputs that live on

@@ -207,8 +207,7 @@ def make_region(dtype: str, lanes: int, heads: int, out_dtype: str, crowded: boo
             fetch_tile(cache_v, base, tile_key + key_of_load, stop - 1, head_dim, v_words)
         for r in range(heads):
             slope[r] = slopes[first_head + r] * LOG2_E if has_slopes and r < num_mine else ZERO
-        ptx.await_launch()  # of the queries; keys and values of earlier steps are under way
-        ptx.admit_next()
+        ptx.take_turn()  # of the queries; keys and values of earlier steps are under way
         for u in range(brought):  # without branches: all of these are under way together
             item = cuda.threadIdx.x + u * threads
             r, i = item >> log_dims, min(item & dims - 1, head_dim - 1)

@@ -34,7 +34,7 @@ from numba import types
 
 from l1_kernels import groups, ptx
 from l1_kernels.carrier import F32_1D, F32_2D, F32_3D, I32_1D, array_type
-from l1_kernels.cuda_api import cuda
+from l1_kernels.cuda_api import cuda, early
 
 MAX_HEAD_DIM = 256
 PIECE = 8  # numbers in 16 bytes
@@ -168,8 +168,10 @@ def make_prompt(dtype: str, head_dim: int, warps: int, carries: bool = False) ->
         d = mma(a, odd, (values[at + 4], values[at + 5], values[at + 6], values[at + 7]))
         values[at + 4], values[at + 5], values[at + 6], values[at + 7] = d[0], d[1], d[2], d[3]
 
+    @early()
     @cuda.jit
     def prompt(qkv, group, cache_k, cache_v, rows, ends, window, scale, slopes, has_slopes, out):
+        ptx.take_turn()
         tile = cuda.shared.array(shared_size, types.uint16, 16)
         put_by = cuda.shared.array(put_by_size, types.uint32, 16)  # what of Q the registers do not hold, a lane's own
         token_start = cuda.shared.array(tile_tokens, types.int32)

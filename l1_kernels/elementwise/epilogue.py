@@ -21,7 +21,7 @@ from numba import types
 from l1_kernels import ptx
 from l1_kernels.activation.gpu import FUNCTIONS, KINDS
 from l1_kernels.carrier import F32_1D, F32_2D, array_type, storer
-from l1_kernels.cuda_api import cuda
+from l1_kernels.cuda_api import cuda, early
 
 ZERO = np.float32(0)
 EIGHT = 8  # numbers of a thread's store
@@ -32,8 +32,10 @@ def make_activation(dtype: str, kind: str, gated: bool) -> Callable[..., Any]:
     """kernel(y, bias, has_bias, bits): y [T, F] or gated [T, 2F], bias of a row of it, bits [T, F] in the carrier of `dtype`."""
     store, function = storer(dtype), FUNCTIONS[kind]
 
+    @early()
     @cuda.jit
     def activation(y, bias, has_bias, bits):
+        ptx.take_turn()
         width = bits.shape[1]
         first, step = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x, cuda.gridDim.x * cuda.blockDim.x
         for t in range(cuda.blockIdx.y, y.shape[0], cuda.gridDim.y):
@@ -63,8 +65,10 @@ def make_activation_of_eights(dtype: str, kind: str, gated: bool) -> Callable[..
     """`make_activation` for F a multiple of EIGHT and arrays that lie at a multiple of 16 bytes; a thread for EIGHT columns."""
     function, pack = FUNCTIONS[kind], ptx.f32x2_to_bf16x2 if dtype == "bf16" else ptx.f32x2_to_f16x2
 
+    @early()
     @cuda.jit
     def activation_of_eights(y, bias, has_bias, bits):
+        ptx.take_turn()
         width, pitch = bits.shape[1], y.shape[1]
         first, step = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x, cuda.gridDim.x * cuda.blockDim.x
         for t in range(cuda.blockIdx.y, y.shape[0], cuda.gridDim.y):

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from numba import types
 
+from l1_kernels import ptx
 from l1_kernels.carrier import F32_1D, F32_2D, array_type, loader, storer
-from l1_kernels.cuda_api import cuda
+from l1_kernels.cuda_api import cuda, early
 
 ZERO = np.float32(0)
 
@@ -27,8 +28,10 @@ ZERO = np.float32(0)
 def make_add() -> Callable[..., Any]:
     """kernel(x, y): x += y, flat."""
 
+    @early()
     @cuda.jit
     def add(x, y):
+        ptx.take_turn()
         for i in range(cuda.grid(1), x.shape[0], cuda.gridsize(1)):
             x[i] += y[i]
 
@@ -39,8 +42,10 @@ def make_add() -> Callable[..., Any]:
 def make_add_bias() -> Callable[..., Any]:
     """kernel(y, bias): y [T, N] += bias [N]."""
 
+    @early()
     @cuda.jit
     def add_bias(y, bias):
+        ptx.take_turn()
         width = y.shape[1]
         for i in range(cuda.grid(1), y.shape[0] * width, cuda.gridsize(1)):
             t = i // width
@@ -84,8 +89,10 @@ def make_round(dtype: str) -> Callable[..., Any]:
     """kernel(x, bits): x in the carrier of `dtype`, flat."""
     store = storer(dtype)
 
+    @early()
     @cuda.jit
     def round_to(x, bits):
+        ptx.take_turn()
         for i in range(cuda.grid(1), x.shape[0], cuda.gridsize(1)):
             bits[i] = store(x[i])
 

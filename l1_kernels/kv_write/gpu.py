@@ -17,8 +17,9 @@ from typing import Any
 
 from numba import types
 
+from l1_kernels import ptx
 from l1_kernels.carrier import F32_3D, FLOATS, I32_1D, array_type, storer
-from l1_kernels.cuda_api import cuda
+from l1_kernels.cuda_api import cuda, early
 
 
 @cache
@@ -26,8 +27,10 @@ def make_write_kv(dtype: str) -> Callable[..., Any]:
     """kernel(qkv, num_heads, cache_k, cache_v, rows, positions)[T, threads]."""
     store = storer(dtype)
 
+    @early(alone="cache")
     @cuda.jit
     def write_kv(qkv, num_heads, cache_k, cache_v, rows, positions):
+        ptx.take_turn()
         t = cuda.blockIdx.x
         row, position = rows[t], positions[t]
         num_kv_heads, head_dim = cache_k.shape[1], cache_k.shape[3]

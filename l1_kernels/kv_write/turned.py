@@ -18,9 +18,9 @@ from typing import Any
 
 from numba import types
 
-from l1_kernels import groups
+from l1_kernels import groups, ptx
 from l1_kernels.carrier import F32_2D, F32_3D, FLOATS, I32_1D, array_type, storer
-from l1_kernels.cuda_api import cuda
+from l1_kernels.cuda_api import cuda, early
 
 WARPS = 8
 lane_index, warp_index = groups.lane, groups.warp
@@ -32,8 +32,10 @@ def make_turn_and_write(dtype: str, turns: bool, interleaved: bool) -> Callable[
     [(T, ceil((turns ? H + 2G : 2G) / WARPS)), WARPS * 32]; turns False: cos, sin and index are not read."""
     store = storer(dtype)
 
+    @early(alone="cache")
     @cuda.jit
     def turn_and_write(qkv, num_heads, cos, sin, index, cache_k, cache_v, rows, positions):
+        ptx.take_turn()
         t = cuda.blockIdx.x
         head = cuda.blockIdx.y * WARPS + warp_index()
         if not turns:

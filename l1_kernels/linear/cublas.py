@@ -20,6 +20,7 @@ from l1_kernels.linear.cublaslt import CublasLt, loaded, loaded_library
 from l1_kernels.weight import Array
 
 TYPE = {"fp32": runtime.CUDA_R_32F, "fp16": runtime.CUDA_R_16F, "bf16": runtime.CUDA_R_16BF}
+INT32 = 10  # cudaDataType's CUDA_R_32I, which CuPy has no name for
 SCRATCH = 32 << 20  # bytes: what cuBLAS takes for itself on a GPU of compute capability 9.0
 
 
@@ -73,7 +74,7 @@ class Gemm:
         arguments = (
             cublas.CUBLAS_OP_T, cublas.CUBLAS_OP_N, num_out, num_tokens, size,
             one, w.data.ptr, runtime.CUDA_R_8I, size, x.data.ptr, runtime.CUDA_R_8I, size,
-            zero, y.data.ptr, runtime.CUDA_R_32I, num_out,
+            zero, y.data.ptr, INT32, num_out,
             cublas.CUBLAS_COMPUTE_32I, cublas.CUBLAS_GEMM_DEFAULT,
         )  # fmt: skip
         self._run(device.get_cublas_handle(), arguments)

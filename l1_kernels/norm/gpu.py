@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from l1_kernels import groups
+from l1_kernels import groups, ptx
 from l1_kernels.carrier import F32_1D, F32_2D, F32_3D
-from l1_kernels.cuda_api import cuda, math
+from l1_kernels.cuda_api import cuda, early, math
 
 ZERO, ONE = np.float32(0), np.float32(1)
 block_sum, reduce_sum, lane_index = groups.block_sum, groups.reduce_sum, groups.lane
@@ -31,8 +31,10 @@ block_sum, reduce_sum, lane_index = groups.block_sum, groups.reduce_sum, groups.
 def make_layer_norm() -> Callable[..., Any]:
     """kernel(x, weight, bias, has_bias, eps, y)[T, threads]; threads a multiple of 32."""
 
+    @early()
     @cuda.jit
     def layer_norm(x, weight, bias, has_bias, eps, y):
+        ptx.take_turn()
         t = cuda.blockIdx.x
         size = x.shape[1]
         part = ZERO
@@ -56,8 +58,10 @@ def make_layer_norm() -> Callable[..., Any]:
 def make_rms_norm() -> Callable[..., Any]:
     """kernel(x, weight, eps, y)[T, threads]; threads a multiple of 32."""
 
+    @early()
     @cuda.jit
     def rms_norm(x, weight, eps, y):
+        ptx.take_turn()
         t = cuda.blockIdx.x
         size = x.shape[1]
         part = ZERO

@@ -102,8 +102,7 @@ def make_quantize(dtype: str, norm: str | None, wide: bool, fine: bool = False) 
     @early()
     @cuda.jit
     def quantize(x, gain, shift, has_shift, eps, low, high, scale, y):
-        ptx.await_launch()
-        ptx.admit_next()
+        ptx.take_turn()
         row = cuda.shared.array(0, types.float32)
         scratch = cuda.shared.array(MOST_WARPS, types.float32)
         t = cuda.blockIdx.x

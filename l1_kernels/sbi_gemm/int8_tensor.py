@@ -135,8 +135,7 @@ def make_int8_tensor(job: Job, plan: Int8Tensor) -> Callable[..., Any]:
         k = split * PIECE
         for u in range(unroll):
             fetch(words, w, start, start8, k, size, u)
-        ptx.await_launch()
-        ptx.admit_next()
+        ptx.take_turn()
         for u in range(unroll):
             fetch_x(x_words, low, high, k, size, u)
         for i in range(num_sums):

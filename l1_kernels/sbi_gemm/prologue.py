@@ -184,8 +184,7 @@ def make_norm_rows(kind: str, dtype: str, threads: int = 0) -> Callable[..., Any
         if threads > 0:
             held = cuda.local.array(24, types.float32)
             ask(held, x.shape[1], gain, shift, has_shift)
-        ptx.await_launch()
-        ptx.admit_next()
+        ptx.take_turn()
         if threads > 0:
             ask_x(held, x, cuda.blockIdx.x)
             norm_held(held, x.shape[1], eps, out, cuda.blockIdx.x * x.shape[1])

@@ -230,8 +230,7 @@ def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -
         if holds_norm:
             held_norm = cuda.local.array(norm_size, types.float32)
             ask(held_norm, size, gain, shift, has_shift)
-        ptx.await_launch()
-        ptx.admit_next()
+        ptx.take_turn()
         if holds_norm:
             ask_x(held_norm, x, 0)
         if block < num_tiles:

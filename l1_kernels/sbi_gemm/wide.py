@@ -7,7 +7,7 @@ x [1, K], w [N, K] in global memory; a normalised x in shared memory. Reads N*K 
     lane    16 bytes of ROWS rows and of UNROLL pieces at a time: ROWS * UNROLL loads in flight; one load of x serves ROWS rows
 
 What the draft of this kernel lost, it lost at the ends, so:
-    - the first weights are asked for while the launch before still runs (ptx.await_launch), and the next tile's before this tile's sums are taken;
+    - the first weights are asked for while the launch before still runs (ptx.take_turn), and the next tile's before this tile's sums are taken;
     - bias, scale and residual are read before the loop, by the lane that will want them after it;
     - a block that has asked for its last weights fetches its share of the next launch's into L2 (job.py, `ahead`), so
       that memory works on while the grid ends and the next one starts.
@@ -194,8 +194,7 @@ def make_wide(job: Job, plan: Wide, pieces: int = 0) -> Callable[..., Any]:
         if holds_norm:
             held_norm = cuda.local.array(norm_size, types.float32)
             ask(held_norm, size, gain, shift, has_shift)
-        ptx.await_launch()
-        ptx.admit_next()
+        ptx.take_turn()
         if holds_norm:
             ask_x(held_norm, x, 0)
         if block < num_tiles:

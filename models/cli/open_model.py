@@ -144,18 +144,15 @@ def open_model(world: World, engine: EngineOptions, quiet: bool, seen: dict[str,
         return None
     if engine.fusion and device_name == "cpu":
         raise UserError("--fusion: fused kernels are a GPU's (and the simulator's); leave it out, or use --device cuda or sim")
-    persistent = bool(engine.persistent)
-    if persistent and (device_name == "cpu" or engine.fusion is False or engine.graph is False or mesh.tp > 1):
-        raise UserError("--persistent: a step of one GPU's fused regions in a graph; leave it out, or --no-fusion, --no-graph and --tp, and use --device cuda")
-    device = open_device(device_name, index, fused=True if persistent else engine.fusion, step=persistent)
-    if persistent and not hasattr(device.regions, "launched"):
-        raise UserError("--persistent: this GPU is older than compute capability 9.0; leave it out")
+    if engine.overlap and device_name != "cuda":
+        raise UserError("--overlap: launches overlap on a GPU alone; leave it out, or use --device cuda")
+    device = open_device(device_name, index, fused=engine.fusion, overlap=engine.overlap is not False)
     dtype = engine.dtype or (config.dtype if device.name == "cuda" else "fp32")
     opened = OpenModel(
         engine.model, world, checkpoint, tokenizer, device, mesh, dtype,
         collective=open_collective(world, mesh, "tp", device.name, engine.share_gpu),
         between_groups=open_collective(world, mesh, "dp"),
-        verbose=engine.verbose, graph=True if persistent else engine.graph, int8=engine.int8 or "w8a16",
+        verbose=engine.verbose, graph=engine.graph, int8=engine.int8 or "w8a16",
     )  # fmt: skip
     if opened.speaks:
         say_where(opened, line, sys.stderr if quiet else sys.stdout)

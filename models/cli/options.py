@@ -62,9 +62,9 @@ class EngineOptions:
     fusion: Annotated[
         bool | None, flag("--fusion/--no-fusion", panel=SPEED, text="fuse each layer's operations into a few kernels (default: on a GPU)", show_default=False)
     ] = None
-    persistent: Annotated[
+    overlap: Annotated[
         bool | None,
-        flag("--persistent/--no-persistent", panel=SPEED, text="run a whole decode step as one kernel that stays (default: off)", show_default=False),
+        flag("--overlap/--no-overlap", panel=SPEED, text="let a kernel begin while the one before it ends (default: on a GPU from 9.0 on)", show_default=False),
     ] = None
 
     check_nan: Annotated[bool, flag("--check-nan", panel=OUTPUT, text="stop at the first logits that are not all finite")] = False

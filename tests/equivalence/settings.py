@@ -24,6 +24,10 @@ BARS = {"fp32": 1e-3, "fp16": 3e-3, "bf16": 2e-2, "int8": 3e-3, "w8a8": 5e-2}
 # this much of the maximum on these random weights; the bar leaves a fifth of room.
 WIDER = {("bf16", "llama_rope_yarn"): 3.1e-2, ("bf16", "llama_rope_dynamic"): 2.6e-2, ("bf16", "mistral_window"): 2.6e-2}
 
+# int8 weights on a GPU: the same run with x rounded to fp16 errs by 4.2e-3 on llama_gqa_tied; with x in two planes of int8, as passes of 17 to 256
+# tokens have it (l1_kernels/quantize), by 4.9e-3 on gpt2_outliers, whose outliers set a token's scale.
+WIDER |= {("int8", "llama_gqa_tied"): 5e-3, ("int8", "gpt2_outliers"): 6e-3}
+
 # In the same run a router's two best experts change places at some positions, and the logits of those and of later ones,
 # which attend to them, are others: 9 of mixtral's 24, 3 of olmoe's 16. This share of an array's positions may differ; the
 # rest, and the NLL, must hold the bar. Rounding activations to int8 does the same to 1 of qwen2_moe's 24.
@@ -42,7 +46,7 @@ class Setting:
     graph   steps in which no prompt starts are replays of a graph (on the host: repeated calls) whose slots move on by themselves;
             an encoder's passes are replays
     fused   fused regions, or a launch an operation (None: as the device does by itself); gemm: who multiplies inside them
-    step    the decode step as one launch; of a graph alone
+    overlap launches may begin before the last one ended
     short   only a few tokens of each input (the simulator is slow)
     """
 
@@ -55,7 +59,7 @@ class Setting:
     graph: bool = False
     fused: bool | None = None
     gemm: str = "sbi"
-    step: bool = False
+    overlap: bool = True
     short: bool = False
     cases: tuple[str, ...] = ()
 
@@ -101,7 +105,7 @@ SIM_SETTINGS = [
     Setting(device="sim", layers=1, short=True, cases=("gptj",), graph=True),
     Setting(device="sim", layers=1, short=True, cases=("gptj",), dtype="fp16", fused=True),
     Setting(device="sim", layers=1, short=True, cases=("gpt2",), dtype="int8", int8="w8a8", fused=True),
-    Setting(device="sim", layers=1, short=True, cases=("gptj",), dtype="fp16", fused=True, graph=True, step=True),
+    Setting(device="sim", layers=1, short=True, cases=("gptj",), dtype="fp16", fused=True, graph=True),
 ]
 GPU_SETTINGS = [
     Setting(device="cuda"),
@@ -118,8 +122,8 @@ GPU_SETTINGS = [
     Setting(device="cuda", graph=True, cases=GRAPHED),
     Setting(device="cuda", graph=True, batch="alone", dtype="fp16", cases=GRAPHED),
     Setting(device="cuda", graph=True, batch="staggered", dtype="fp16", cases=GRAPHED),
-    Setting(device="cuda", graph=True, step=True, dtype="fp16", cases=GRAPHED),
-    Setting(device="cuda", graph=True, step=True, batch="staggered", dtype="int8", cases=GRAPHED),
+    Setting(device="cuda", graph=True, overlap=False, dtype="fp16", cases=GRAPHED),
+    Setting(device="cuda", graph=True, batch="staggered", dtype="int8", cases=GRAPHED),
 ]
 TWO_GPU_SETTINGS = [
     Setting(device="cuda", tp=2),

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def on_one_rank(setting: Setting) -> None:
-    expect(setting, check_setting(setting, open_device(setting.device, fused=setting.fused, gemm=setting.gemm, step=setting.step)))
+    expect(setting, check_setting(setting, open_device(setting.device, fused=setting.fused, gemm=setting.gemm, overlap=setting.overlap)))
 
 
 def on_ranks(setting: Setting, tmp_path: Path) -> None:

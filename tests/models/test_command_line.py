@@ -302,8 +302,7 @@ def files(tmp_path):
         ("run --int8 w4a8 --dtype int8", "--int8 w4a8: have w8a16, w8a8"),
         ("run --all-to-all pcc", "--all-to-all pcc: "),
         ("run --fusion", "--fusion: fused kernels are a GPU's"),
-        ("run --persistent --no-graph --device cpu", "--persistent: a step of one GPU"),
-        ("run --persistent", "--persistent: a step of one GPU's fused regions in a graph"),
+        ("run --overlap --device cpu", "--overlap: launches overlap on a GPU alone"),
         ("run --no-offload-parity", "--no-offload-parity: "),
         ("score", "give one of --text FILE and --ids"),
         ("score --text bad.txt --ids one.jsonl", "give one of"),
@@ -331,16 +330,16 @@ def test_wrong_input_is_one_line_that_names_it(files, monkeypatch, arguments, me
     assert sorted(p.name for p in files.iterdir()) == before
 
 
-@pytest.mark.parametrize(("flags", "fused"), [([], None), (["--no-fusion"], False), (["--fusion"], True), (["--persistent"], True)])
+@pytest.mark.parametrize(("flags", "fused"), [([], None), (["--no-fusion"], False), (["--fusion"], True), (["--no-overlap"], None)])
 def test_fusion_reaches_the_device(monkeypatch, flags, fused):
     from models.cli import open_model
 
-    def opened(name, index=0, fused=None, gemm="sbi", step=False):
-        raise UserError(f"{name} {fused} {gemm} {step}")
+    def opened(name, index=0, fused=None, gemm="sbi", overlap=True):
+        raise UserError(f"{name} {fused} {gemm} {overlap}")
 
     monkeypatch.setattr(open_model, "open_device", opened)
     monkeypatch.setattr(open_model, "choose_device", lambda world, engine: ("cuda", 0, [0], ""))
-    with pytest.raises(UserError, match=f"^cuda {fused} sbi {'--persistent' in flags}$"):
+    with pytest.raises(UserError, match=f"^cuda {fused} sbi {'--no-overlap' not in flags}$"):
         strata("run", "--prompt", "a", *flags)
 
 

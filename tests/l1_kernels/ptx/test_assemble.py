@@ -142,14 +142,6 @@ def test_one_lowering_serves_all_capabilities() -> None:
         assert len(instructions(alone)) > 100 and instructions(make(capability)) == instructions(alone)
 
 
-def test_a_module_says_which_gpus_it_is_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    old, new = _Module(("fine", fine, "void(float32[::1])")), _Module(("newer", fine, "void(float32[::1])"))
-    new.LEAST_CAPABILITY = "90"  # type: ignore[attr-defined]
-    monkeypatch.setattr(compile_ptx, "find_modules", lambda: [old, new])
-    assert compile_ptx.main(["--cc", "90", "--cc", "80"]) == 0
-    assert re.findall(r":(\w+) +(\d+) ", capsys.readouterr().out) == [("fine", "80"), ("fine", "90"), ("newer", "90")]
-
-
 def test_without_ptxas(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(compile_ptx, "find_modules", lambda: [_Module(("fine", fine, "void(float32[::1])"))])
     monkeypatch.setattr(compile_ptx, "find_ptxas", lambda: None)
