@@ -28,7 +28,7 @@ def main(world: World) -> int:
     world.start()
     mesh = build_mesh(world, MeshShape(setting.tp, 1, 1))
     assert mesh is not None
-    device = open_device(setting.device, world.launch.local_rank if setting.device == "cuda" else 0, setting.fused, setting.gemm, setting.step)
+    device = open_device(setting.device, world.launch.local_rank if setting.device == "cuda" else 0, setting.fused, setting.gemm, setting.overlap)
     collective = open_collective(world, mesh, "tp", setting.device)
     verdict = check_setting(setting, device, Shard(mesh.tp_rank, mesh.tp), collective, judging=mesh.tp_rank == 0)
     if mesh.tp_rank == 0:
