@@ -86,9 +86,11 @@ def make_schedule(name: str, stages: int, sequences: int, prompt_micro_batches: 
     both, so there the two, if both are given, must agree (ValueError)."""
     if name not in NAMES:
         raise ValueError(f"make_schedule: {name!r} is not one of {', '.join(NAMES)}")
+    if stages < 1:
+        raise ValueError(f"make_schedule: {stages} stages")
     if name == "hybrid":
-        prompts = prompt_micro_batches or 2 * stages
-        tokens = token_micro_batches or stages
+        prompts = 2 * stages if prompt_micro_batches is None else prompt_micro_batches
+        tokens = stages if token_micro_batches is None else token_micro_batches
     else:
         given = {n for n in (prompt_micro_batches, token_micro_batches) if n is not None}
         if len(given) > 1:
