@@ -188,10 +188,8 @@ def choose_shape(
     return MeshShape(tp, stages, stage_ranks // tp, ep, stage_ranks // ep)
 
 
-def refuse_unbuilt(pp: int | None, ep: int | None) -> None:
+def refuse_unbuilt(ep: int | None) -> None:
     """What the arithmetic above knows and the layers do not yet."""
-    if pp not in (None, 1):
-        raise UserError(f"--pp {pp}: pipeline parallelism is not there yet; leave --pp away and use --tp")
     if ep not in (None, 1):
         raise UserError(f"--ep {ep}: expert parallelism is not there yet; leave --ep away (experts are sliced over --tp)")
 

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 
 from l2_dense_parallel.board import CALLS, DEVICE, ENDED, FAILED, GROUP, OPERATION, SINCE, STATE, WAITING, WORKING, Board
 
-OPERATIONS = ("all_reduce", "all_gather", "broadcast", "barrier", "gather", "agree", "set-up", "the device")
+OPERATIONS = ("all_reduce", "all_gather", "broadcast", "barrier", "gather", "agree", "set-up", "the device", "receive")
 GROUPS = ("world", "tp", "dp", "pp", "ep", "es")
 DEADLOCK = 15.0  # s; every call here takes far less once all have come
 PATIENCE = 900.0  # s

@@ -25,7 +25,7 @@ from layers.weights import Linear, Norm, Tensors, norm, optional_linear
 class EmbeddingWeights:
     """The tensors outside the layers, by role. `tokens` holds rows first_row.. of the vocabulary."""
 
-    tokens: Weight
+    tokens: Weight | None  # None on a pipeline stage that has neither end, or only a head of its own
     first_row: int
     positions: Weight | None
     types: Weight | None
@@ -33,7 +33,7 @@ class EmbeddingWeights:
     project_in: Linear | None
     project_out: Linear | None
     final_norm: Norm | None
-    head: Linear  # [V of this rank, D_e]; tied: the token table itself
+    head: Linear | None  # [V of this rank, D_e]; tied: the token table itself
     mlm_dense: Linear | None
     mlm_norm: Norm | None
 
@@ -45,8 +45,9 @@ class EmbeddingWeights:
             return found
 
         tokens = table("embed.tokens")
-        assert tokens is not None
-        head = optional_linear(tensors, "head") or Linear(tokens, tensors.get("head.bias"))
+        head = optional_linear(tensors, "head")
+        if head is None and tokens is not None:
+            head = Linear(tokens, tensors.get("head.bias"))
         return cls(
             tokens=tokens,
             first_row=first_row,
@@ -73,6 +74,7 @@ class Embedding:
 
     def __call__(self, step: Step) -> Array:
         kernels, weights = self.device.kernels, self.weights
+        assert weights.tokens is not None, "the embedding is the first stage's"
         x = self.reduce(kernels.embed(weights.tokens, step.tokens, weights.first_row))
         if weights.project_in is not None:
             x = kernels.linear(x, weights.project_in.weight, weights.project_in.bias)
@@ -104,6 +106,7 @@ class Head:
 
     def __call__(self, x: Array) -> Array:
         weights, regions = self.weights, self.regions
+        assert weights.head is not None, "the head is the last stage's"
         before = None if weights.final_norm is None else norm_args(self.config, weights.final_norm)
         if weights.project_out is not None:
             x, before = regions.norm_linear(x, before, weights.project_out.weight, weights.project_out.bias), None

@@ -90,7 +90,7 @@ class Result:
 
 
 @dataclass(slots=True)
-class _Sequence:
+class Running:
     """A prompt that has a row of the cache."""
 
     result: Result
@@ -160,13 +160,13 @@ def generate(
     results = [Result(index, list(ids)) for index, ids in zip(indices or range(len(prompts)), prompts, strict=True)]
     num_rows, context = cache_size(prompts, options)
     cache = runner.new_cache(num_rows, context) if decoder is None else decoder.cache
-    waiting, running, free_rows = deque(results), list[_Sequence](), list(reversed(range(num_rows)))
+    waiting, running, free_rows = deque(results), list[Running](), list(reversed(range(num_rows)))
     start = time.perf_counter()
 
     while waiting or running:
         starting = []
         while waiting and free_rows:
-            starting.append(_Sequence(waiting.popleft(), _text_stream(options, tokenizer), free_rows.pop()))
+            starting.append(Running(waiting.popleft(), text_stream(options, tokenizer), free_rows.pop()))
         if not starting and decoder is not None and decoder.begin(*_last_tokens(running), *_history(running)):
             steps = _replayed_steps(runner, decoder, running, options)
         else:
@@ -188,7 +188,7 @@ def cache_size(prompts: Sequence[Sequence[int]], options: GenerateOptions) -> tu
 
 
 def _one_step(
-    runner: Model, cache: Any, running: list[_Sequence], starting: list[_Sequence], options: GenerateOptions, decoder: Decoder | None
+    runner: Model, cache: Any, running: list[Running], starting: list[Running], options: GenerateOptions, decoder: Decoder | None
 ) -> Iterator[list[int]]:
     """A pass from Python, or a replay (models/prompt_graph.py): the next token of all running sequences, then of those that start."""
     for sequence in starting:
@@ -198,7 +198,7 @@ def _one_step(
     yield _choose(runner, logits, running + starting, options, batch, cache)
 
 
-def _replayed_steps(runner: Model, decoder: Decoder, running: list[_Sequence], options: GenerateOptions) -> Iterator[list[int]]:
+def _replayed_steps(runner: Model, decoder: Decoder, running: list[Running], options: GenerateOptions) -> Iterator[list[int]]:
     """Steps of the same sequences until one of them has ended; the caller takes each step's tokens before the next."""
     results = [sequence.result for sequence in running]
 
@@ -229,12 +229,12 @@ def _replayed_steps(runner: Model, decoder: Decoder, running: list[_Sequence], o
         yield tokens
 
 
-def _text_stream(options: GenerateOptions, tokenizer: Tokenizer | None) -> TextStream:
+def text_stream(options: GenerateOptions, tokenizer: Tokenizer | None) -> TextStream:
     token_bytes = None if tokenizer is None else tokenizer.token_bytes
     return TextStream(token_bytes, options.stop, options.eos_ids, options.stop_ids, options.max_new_tokens)
 
 
-def _next_batch(running: list[_Sequence], starting: list[_Sequence]) -> Batch:
+def _next_batch(running: list[Running], starting: list[Running]) -> Batch:
     """The last token of each running sequence, then the whole prompts of those that start: one output each, in that order."""
     parts = []
     if running:
@@ -244,19 +244,19 @@ def _next_batch(running: list[_Sequence], starting: list[_Sequence]) -> Batch:
     return Batch.join(parts) if len(parts) > 1 else parts[0]
 
 
-def _last_tokens(running: list[_Sequence]) -> tuple[list[int], list[int], list[int]]:
+def _last_tokens(running: list[Running]) -> tuple[list[int], list[int], list[int]]:
     """(tokens, rows, positions) of the tokens that the next step reads."""
     return [s.result.token_ids[-1] for s in running], [s.row for s in running], [s.length - 1 for s in running]
 
 
-def _history(running: list[_Sequence]) -> tuple[list[int], list[int], list[list[int]]]:
+def _history(running: list[Running]) -> tuple[list[int], list[int], list[list[int]]]:
     """What the choice of the next tokens depends on beside the logits: each prompt's number, its step, and the ids so far."""
     results = [sequence.result for sequence in running]
     return [r.index for r in results], [len(r.token_ids) for r in results], [r.prompt_ids + r.token_ids for r in results]
 
 
 def _choose(
-    runner: Model, logits: np.ndarray, running: list[_Sequence], options: GenerateOptions, batch: Batch, cache: Any
+    runner: Model, logits: np.ndarray, running: list[Running], options: GenerateOptions, batch: Batch, cache: Any
 ) -> list[int]:
     """logits [n, V], one row a running sequence -> their next tokens, decided on one rank. batch, cache: of the pass."""
     if options.check_nan and not np.isfinite(logits).all():

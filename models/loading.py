@@ -21,6 +21,7 @@ import numpy as np
 
 from l1_kernels.errors import UserError
 from l1_kernels.weight import CARRIER, Weight, decode, encode, quantize
+from l2_dense_parallel.pipeline.stages import Stage
 from l2_dense_parallel.slicing import Shard
 from layers.config import ModelConfig
 from models.checkpoint import open_reader
@@ -106,12 +107,14 @@ def stream_model(
     shard: Shard | None = None,
     progress: Progress | None = None,
     layers: Iterable[int] | None = None,
+    stage: Stage | None = None,
 ) -> tuple[ModelConfig, Tensors, Iterator[Tensors]]:
-    """As `load_model`, the layers still to be read, and progress counted over all of it."""
+    """As `load_model`, the layers still to be read, and progress counted over all of it. stage: only what it holds."""
     checkpoint = _opened(path)
-    plan = checkpoint.plan(shard, layers)
-    loading = _Loading(checkpoint, dtype, [plan.ends, *plan.layers], progress)
-    return checkpoint.config, loading.tensors(plan.ends), map(loading.tensors, plan.layers)
+    plan = checkpoint.plan(shard, layers if stage is None else stage.layers)
+    ends = plan.ends if stage is None else {name: part for name, part in plan.ends.items() if stage.holds(name, checkpoint.config)}
+    loading = _Loading(checkpoint, dtype, [ends, *plan.layers], progress)
+    return checkpoint.config, loading.tensors(ends), map(loading.tensors, plan.layers)
 
 
 def held_dtype(name: str, config: ModelConfig, dtype: str) -> str:

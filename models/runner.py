@@ -11,6 +11,7 @@ from l1_kernels.device import Device
 from l1_kernels.sampling.slots import Slots
 from l1_kernels.weight import Array
 from l2_dense_parallel.collectives import Collective
+from l2_dense_parallel.pipeline.stages import Stage, whole
 from l2_dense_parallel.slicing import Shard
 from l3_moe.reference import ReferenceMoE
 from l4_offload.resident import ResidentWeights
@@ -32,10 +33,13 @@ class Runner:
     """Holds no sequence: what a sequence needs to go on is in the `KVCache` that the caller passes."""
 
     def __init__(
-        self, config: ModelConfig, device: Device, shard: Shard, collective: Collective, ends: Tensors, weights: WeightSource, dtype: str
-    ) -> None:
-        """`ends` are the tensors outside the layers, on the device; `weights` gives the layers'; `dtype` is --dtype."""
+        self, config: ModelConfig, device: Device, shard: Shard, collective: Collective, ends: Tensors, weights: WeightSource, dtype: str,
+        stage: Stage | None = None,
+    ) -> None:  # fmt: skip
+        """`ends` are the tensors outside the layers, on the device; `weights` gives the layers'; `dtype` is --dtype. With a `stage` of
+        a pipeline, those that it holds, and `weights` counts its layers from 0; models/pipeline.py then runs it."""
         self.config = config
+        self.stage = stage or whole(config)
         self.device = device
         self.weights = weights
         self.collective = collective
@@ -61,18 +65,21 @@ class Runner:
             attention = Attention(config, layer, device, heads, slopes, self._reduce)
             return Block(config, device, attention, ffn, self._reduce if self.collective.size > 1 else None)
 
-        return [block(layer) for layer in range(config.num_layers)]
+        return [block(layer) for layer in self.stage.layers]
 
     def new_cache(self, num_rows: int, context: int) -> KVCache:
         """Room for `num_rows` sequences of up to `context` tokens. An encoder's layers share one."""
         return KVCache.allocate(
-            self.device, self.config.num_layers, num_rows, self.heads.kv_count, context, self.config.head_dim, self.kv_dtype,
+            self.device, len(self.blocks), num_rows, self.heads.kv_count, context, self.config.head_dim, self.kv_dtype,
             shared=not self.config.causal,
         )  # fmt: skip
 
     def forward(self, batch: Batch, cache: KVCache) -> Array:
         """Logits float32 [len(batch.outputs), V] on the device, the same on every tensor-parallel rank."""
-        x = self._pass(batch, cache)
+        return self.logits(batch, self._pass(batch, cache))
+
+    def logits(self, batch: Batch, x: Array) -> Array:
+        """The head, for the batch's outputs of x [T, D]."""
         if len(batch.outputs) < len(batch.tokens):
             x = x[self.device.to_device(batch.outputs)]
         return self.head(x)
@@ -102,6 +109,8 @@ class Runner:
             return "the experts' tokens are gathered on the host"
         if not isinstance(self.weights, ResidentWeights):
             return "the weights are streamed"
+        if self.stage.count > 1:
+            return "a pipeline's stages exchange through host memory"
         if self.device.name == "cuda" and not self.collective.capturable:
             return "the ranks exchange through host memory"
         return None
@@ -120,15 +129,20 @@ class Runner:
         return "the head"
 
     def _pass(self, batch: Batch, cache: KVCache) -> Array:
+        return self.stage_pass(batch, cache, None)
+
+    def stage_pass(self, batch: Batch, cache: KVCache, x: Array | None) -> Array:
+        """What this stage's last block gives, float32 [T, D], from what the stage before gave (None: there is none)."""
         self.check(batch, cache)
-        x = self.layers(self._upload(batch), cache)
+        x = self.layers(self._upload(batch), cache, x)
         np.maximum.at(cache.lengths, batch.rows, batch.ends)
         return x
 
-    def layers(self, step: Step, cache: KVCache) -> Array:
+    def layers(self, step: Step, cache: KVCache, x: Array | None = None) -> Array:
         """What the last block gives, float32 [T, D], from inputs that live on the device: no upload, no wait, no check, so that a
-        graph can hold it (models/prompt_graph.py, which checks)."""
-        x = self.embedding(step)
+        graph can hold it (models/prompt_graph.py, which checks). x: a stage's, from the stage before, changed."""
+        if x is None:
+            x = self.embedding(step)
         for index, block in enumerate(self.blocks):
             x = block(x, self.weights.layer(index), step, cache.layers[index])
         return x

@@ -46,7 +46,7 @@ def bench(world: World, engine: EngineOptions, options: BenchOptions) -> None:
 
     from l1_kernels.regions import UnfusedRegions
     from models.cli.open_model import open_model
-    from models.generate import GenerateOptions, cache_size, check_prompts, generate
+    from models.generate import GenerateOptions, cache_size, check_prompts
 
     opened = open_model(world, engine, quiet=options.json, seen={"bench": options})
     if opened is None:
@@ -62,7 +62,7 @@ def bench(world: World, engine: EngineOptions, options: BenchOptions) -> None:
     def once(new_tokens: int) -> tuple[list[Result], int]:
         """What was generated, and how many launches from Python it took."""
         before = opened.device.launches()
-        results = generate(opened.runner, prompts, GenerateOptions(new_tokens, batch_size=options.batch), decoder=decoder)
+        results = opened.generate(prompts, GenerateOptions(new_tokens, batch_size=options.batch), decoder=decoder)
         return results, opened.device.launches() - before
 
     once(2)  # compiles, records the graph, and touches every weight
@@ -129,7 +129,7 @@ def bytes_read(runner: Runner, batch: int) -> int:
     """Bytes of weights that this rank reads in a step of `batch` tokens: every matrix once. A table is read a row a token,
     unless it is the head too; of the experts, those that so many tokens choose if their choices are spread evenly."""
     config = runner.config
-    layers = [runner.weights.layer(index) for index in range(config.num_layers)]
+    layers = [runner.weights.layer(index) for index in range(len(runner.blocks))]
     total = 0.0
     for layer in layers:
         matrices = [layer.qkv, layer.attn_out, layer.ffn_up, layer.ffn_down]

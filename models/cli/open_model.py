@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,8 @@ from l2_dense_parallel.collectives import Collective
 from l2_dense_parallel.gpus import choose_gpus
 from l2_dense_parallel.mesh import Mesh, build_mesh, choose_shape
 from l2_dense_parallel.open_collective import open_collective
+from l2_dense_parallel.pipeline.pipe import Pipe, open_pipe
+from l2_dense_parallel.pipeline.stages import Stage, make_stages
 from l2_dense_parallel.slicing import Shard
 from l2_dense_parallel.world import World
 from layers.config import ModelConfig
@@ -30,7 +33,9 @@ from models.cli.progress import progress_bar
 from models.decode_graph import Decoder
 from models.encode_graph import EncodeGraphs
 from models.find import find_model
+from models.generate import GenerateOptions, Result, generate
 from models.loading import Checkpoint, open_checkpoint
+from models.pipeline import PipelinedModel, Plan, generate_pipelined
 from models.runner import Runner
 from models.sampling import Sampling
 from models.tokenizer import Tokenizer, tokenizer_of
@@ -52,6 +57,9 @@ class OpenModel:
     verbose: bool = False
     graph: bool | None = None  # --graph, --no-graph, or neither
     int8: str = "w8a16"  # --int8
+    stage: Stage | None = None  # of a pipeline, with its pipe and how micro-batches go through it
+    pipe: Pipe | None = None
+    plan: Plan = field(default_factory=Plan)
     load_s: float = 0.0
     _runner: Runner | None = field(default=None)
 
@@ -63,6 +71,20 @@ class OpenModel:
     def runner(self) -> Runner:
         assert self._runner is not None, "load() comes first"
         return self._runner
+
+    @property
+    def model(self) -> Runner | PipelinedModel:
+        """What gives logits to all ranks: the runner, or all stages' one after the other."""
+        return self.runner if self.pipe is None else PipelinedModel(self.runner, self.pipe)
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], options: GenerateOptions, decoder: Decoder | None = None, on_text: Callable[[int, str], None] | None = None,
+        indices: Sequence[int] | None = None,
+    ) -> list[Result]:  # fmt: skip
+        """`models.generate.generate`, or its like over a pipeline, whose first stage alone has results."""
+        if self.pipe is None:
+            return generate(self.runner, prompts, options, self.tokenizer, on_text=on_text, indices=indices, decoder=decoder)
+        return generate_pipelined(self.runner, self.pipe, prompts, options, self.plan, self.tokenizer, on_text, indices)
 
     @property
     def held(self) -> str:
@@ -107,7 +129,7 @@ class OpenModel:
         together = self.world.agreement() if self.mesh.size == self.world.size else nullcontext()
         with together, progress_bar(f"loading {self.name}", self.speaks) as progress:
             shard = Shard(self.mesh.tp_rank, self.mesh.tp)
-            self._runner = build_runner(self.checkpoint, self.device, dtype or self.dtype, shard, self.collective, progress, self.int8)
+            self._runner = build_runner(self.checkpoint, self.device, dtype or self.dtype, shard, self.collective, progress, self.int8, self.stage)
         self.device.synchronize()
         self.load_s = time.perf_counter() - start
         if self.speaks and kernels_are_cold(self.device):
@@ -146,6 +168,8 @@ def open_model(world: World, engine: EngineOptions, quiet: bool, seen: dict[str,
         raise UserError("--fusion: fused kernels are a GPU's (and the simulator's); leave it out, or use --device cuda or sim")
     if engine.overlap and device_name != "cuda":
         raise UserError("--overlap: launches overlap on a GPU alone; leave it out, or use --device cuda")
+    with world.agreement():
+        stages = make_stages(config, mesh.pp)
     device = open_device(device_name, index, fused=engine.fusion, overlap=engine.overlap is not False)
     dtype = engine.dtype or (config.dtype if device.name == "cuda" else "fp32")
     opened = OpenModel(
@@ -153,6 +177,8 @@ def open_model(world: World, engine: EngineOptions, quiet: bool, seen: dict[str,
         collective=open_collective(world, mesh, "tp", device.name, engine.share_gpu),
         between_groups=open_collective(world, mesh, "dp"),
         verbose=engine.verbose, graph=engine.graph, int8=engine.int8 or "w8a16",
+        stage=stages[mesh.pp_rank] if mesh.pp > 1 else None, pipe=open_pipe(world, mesh),
+        plan=Plan(engine.schedule or "hybrid", engine.prompt_micro_batches, engine.token_micro_batches),
     )  # fmt: skip
     if opened.speaks:
         say_where(opened, line, sys.stderr if quiet else sys.stdout)
@@ -182,7 +208,7 @@ def choose_device(world: World, engine: EngineOptions) -> tuple[str, int, list[i
 def say_where(opened: OpenModel, line: str, stream: Any) -> None:
     """The first line: which device was taken, and how the ranks are laid out."""
     mesh = opened.mesh
-    ranks = f", {mesh.size} ranks (tp {mesh.tp}, dp {mesh.dp})" if mesh.size > 1 else ""
+    ranks = f", {mesh.size} ranks (tp {mesh.tp}, {f'pp {mesh.pp}, ' if mesh.pp > 1 else ''}dp {mesh.dp})" if mesh.size > 1 else ""
     print(f"{opened.name} on {opened.device.name} ({opened.device.description}), {opened.held}{ranks}", file=stream, flush=True)
     if line:
         print(line, file=stream, flush=True)

@@ -12,6 +12,7 @@ from typer import Option
 
 from l1_kernels.errors import UserError
 from l2_dense_parallel.mesh import refuse_unbuilt
+from l2_dense_parallel.pipeline.schedule import NAMES as SCHEDULES
 
 DTYPES = ("fp32", "fp16", "bf16", "int8")
 DEVICES = ("auto", "cpu", "cuda", "sim")
@@ -38,9 +39,11 @@ class EngineOptions:
     pp: Annotated[int | None, flag("--pp", panel=RANKS, metavar="P", text="pipeline stages")] = None
     ep: Annotated[int | None, flag("--ep", panel=RANKS, metavar="E", text="owners of experts")] = None
     share_gpu: Annotated[bool, flag("--share-gpu", panel=RANKS, text="let several ranks use one GPU (for tests)")] = False
-    schedule: Annotated[str | None, flag("--schedule", panel=RANKS, metavar="hybrid|queued|lockstep", text="of the pipeline")] = None
-    prompt_micro_batches: Annotated[int | None, flag("--prompt-micro-batches", panel=RANKS, metavar="N", text="of the pipeline, prompts")] = None
-    token_micro_batches: Annotated[int | None, flag("--token-micro-batches", panel=RANKS, metavar="N", text="of the pipeline, tokens")] = None
+    schedule: Annotated[
+        str | None, flag("--schedule", panel=RANKS, metavar="hybrid|queued|lockstep", text="of the pipeline's micro-batches (default: hybrid)")
+    ] = None
+    prompt_micro_batches: Annotated[int | None, flag("--prompt-micro-batches", panel=RANKS, metavar="N", text="of prompts (default: as stages; hybrid: twice as many)")] = None
+    token_micro_batches: Annotated[int | None, flag("--token-micro-batches", panel=RANKS, metavar="N", text="of tokens (default: as stages)")] = None
     all_to_all: Annotated[str | None, flag("--all-to-all", panel=RANKS, metavar="pcc|flat|hierarchical", text="exchange of tokens and experts")] = None
     capacity_factor: Annotated[float | None, flag("--capacity-factor", panel=RANKS, metavar="F", text="the most tokens an expert takes")] = None
 
@@ -78,11 +81,12 @@ class EngineOptions:
         one_of("--int8", self.int8, ("w8a16", "w8a8"))
         if self.int8 is not None and self.dtype != "int8":
             raise UserError(f"--int8 {self.int8}: says how --dtype int8 rounds; add --dtype int8, or leave it out")
-        one_of("--schedule", self.schedule, ("hybrid", "queued", "lockstep"))
+        one_of("--schedule", self.schedule, SCHEDULES)
         one_of("--all-to-all", self.all_to_all, ("pcc", "flat", "hierarchical"))
         for name in ("tp", "pp", "ep", "prompt_micro_batches", "token_micro_batches", "prefetch"):
             at_least_one("--" + name.replace("_", "-"), getattr(self, name))
         refuse_what_is_not_built(self)
+        check_schedule(self)
 
 
 def one_of(name: str, value: str | None, known: tuple[str, ...]) -> None:
@@ -95,22 +99,27 @@ def at_least_one(name: str, value: int | None) -> None:
         raise UserError(f"{name} must be at least 1, got {value}")
 
 
+def check_schedule(options: EngineOptions) -> None:
+    """The flags of a pipeline want one, and two numbers of micro-batches want the schedule that has two."""
+    prompts, tokens = options.prompt_micro_batches, options.token_micro_batches
+    if options.pp in (None, 1):
+        for name, value in (("--schedule", options.schedule), ("--prompt-micro-batches", prompts), ("--token-micro-batches", tokens)):
+            if value is not None:
+                raise UserError(f"{name} {value}: is a pipeline's; add --pp P, or leave it out")
+    if options.schedule in ("queued", "lockstep") and None not in (prompts, tokens) and prompts != tokens:
+        raise UserError(f"--schedule {options.schedule}: has the same micro-batches for prompts and tokens, not {prompts} and {tokens}; hybrid has two numbers")
+
+
 def refuse_what_is_not_built(options: EngineOptions) -> None:
     """Each line: the flag as given (None: it asks for nothing special), and what it would need."""
-    pipeline, experts, streaming = "pipeline parallelism is", "expert parallelism is", "streaming is"
+    experts, streaming = "expert parallelism is", "streaming is"
 
     def given(name: str, value: object) -> str | None:
         return None if value is None else f"{name} {value}"
 
-    def above_one(name: str, value: int | None) -> str | None:
-        return given(name, value) if value is not None and value > 1 else None
-
-    refuse_unbuilt(options.pp, options.ep)
+    refuse_unbuilt(options.ep)
     parity = None if options.offload_parity is None else ("--offload-parity" if options.offload_parity else "--no-offload-parity")
     needs = [
-        (given("--schedule", options.schedule), pipeline),
-        (above_one("--prompt-micro-batches", options.prompt_micro_batches), pipeline),
-        (above_one("--token-micro-batches", options.token_micro_batches), pipeline),
         (given("--all-to-all", options.all_to_all), experts),
         (given("--capacity-factor", options.capacity_factor), "a capacity limit is"),
         ("--kv cpu" if options.kv == "cpu" else None, "a KV cache in host memory is"),

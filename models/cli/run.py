@@ -54,7 +54,7 @@ def run(world: World, engine: EngineOptions, options: RunOptions) -> None:
     prompts = prompts_from(options.prompt or [], options.prompts, options.ids)
     generation = generation_options(options)  # refused before anything is loaded
     from models.cli.open_model import open_model
-    from models.generate import Timing, cache_size, generate
+    from models.generate import Timing, cache_size
 
     opened = open_model(world, engine, quiet=options.json, seen={"run": options, "prompts": prompts})
     if opened is None:
@@ -70,9 +70,8 @@ def run(world: World, engine: EngineOptions, options: RunOptions) -> None:
     if streaming and opened.speaks:
         show("" if options.chat or prompts[0].text is None else prompts[0].text)
     my_ids = [prompt_ids[i] for i in mine]
-    results = generate(
-        opened.runner, my_ids, generation, opened.tokenizer,
-        on_text=(lambda _, text: show(text)) if streaming else None, indices=list(mine),
+    results = opened.generate(
+        my_ids, generation, on_text=(lambda _, text: show(text)) if streaming and opened.speaks else None, indices=list(mine),
         decoder=opened.decoder(cache_size(my_ids, generation), None if generation.check_nan else generation.sampling) if my_ids else None,
     )  # fmt: skip
     parts = opened.between_groups.gather(results)

@@ -101,7 +101,7 @@ def read(opened: OpenModel, mine: list[Window], kept: dict[tuple[int, int], np.n
             done += 1
             progress(done, len(mine))
 
-        return token_losses(opened.runner, mine, count, kept)
+        return token_losses(opened.model, mine, count, kept)
 
 
 def encode(opened: OpenModel, text: Prompt) -> list[int]:

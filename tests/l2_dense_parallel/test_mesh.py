@@ -123,11 +123,9 @@ def test_a_mesh_that_cannot_be(ranks: int, asked: dict, words: list[str]) -> Non
 
 
 def test_what_is_not_there_yet() -> None:
-    refuse_unbuilt(None, 1)
-    with pytest.raises(UserError, match="--pp 2: pipeline parallelism"):
-        refuse_unbuilt(2, None)
+    refuse_unbuilt(1)
     with pytest.raises(UserError, match="--ep 4: expert parallelism"):
-        refuse_unbuilt(None, 4)
+        refuse_unbuilt(4)
 
 
 def test_ranks_of_a_machine_lie_side_by_side() -> None:

@@ -1,0 +1,225 @@
+"""Generation by a pipeline of stages (paper, Section IV-B): every stage works its schedule off, and waits only for what a work needs.
+
+    stage 0      knows the tokens: it says which sequences of a work still run, and makes their hidden states
+    others       are told which, take the hidden states, and pass theirs on
+    last stage   chooses a token for each, and sends them back to stage 0
+
+Prompts are taken `batch_size` at a time. A work whose sequences have all ended is passed on as a word and costs nothing else.
+`PipelinedModel` is the other way to run stages: one pass at a time, for whatever asks a model for logits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from l1_kernels.errors import UserError
+from l2_dense_parallel.pipeline.pipe import Pipe
+from l2_dense_parallel.pipeline.schedule import Schedule, Work, make_schedule
+from layers.batch import Batch
+from layers.kv_cache import KVCache
+from models.generate import GenerateOptions, Result, Running, cache_size, check_prompts, text_stream
+from models.runner import Runner
+from models.sampling import next_token
+from models.tokenizer import Tokenizer
+
+OnText = Callable[[int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """--schedule, --prompt-micro-batches, --token-micro-batches."""
+
+    schedule: str = "hybrid"
+    prompt_micro_batches: int | None = None
+    token_micro_batches: int | None = None
+
+    def of(self, stages: int, sequences: int) -> Schedule:
+        return make_schedule(self.schedule, stages, sequences, self.prompt_micro_batches, self.token_micro_batches)
+
+
+def generate_pipelined(
+    runner: Runner, pipe: Pipe, prompts: Sequence[Sequence[int]], options: GenerateOptions, plan: Plan, tokenizer: Tokenizer | None = None,
+    on_text: OnText | None = None, indices: Sequence[int] | None = None,
+) -> list[Result]:  # fmt: skip
+    """As `models.generate.generate`, on all stages together; only stage 0 has the results, the others return []."""
+    check_prompts(runner.config, prompts, options.max_new_tokens)
+    numbers = list(indices or range(len(prompts)))
+    results: list[Result] = []
+    start = time.perf_counter()
+    for first in range(0, len(prompts), options.batch_size):
+        some = prompts[first : first + options.batch_size]
+        schedule = plan.of(pipe.size, len(some))
+        stage: _First | _Later
+        if pipe.stage == 0:
+            stage = _First(runner, pipe, schedule, options, some, numbers[first:], tokenizer, on_text, start)
+        else:
+            stage = _Later(runner, pipe, schedule, options, some, numbers[first:])
+        results += stage.run()
+    pipe.flush()
+    return results
+
+
+class _Stage:
+    """What all stages know: the prompts, so how long each sequence is at each pass."""
+
+    def __init__(self, runner: Runner, pipe: Pipe, schedule: Schedule, options: GenerateOptions, prompts: Sequence[Sequence[int]]) -> None:
+        self.runner, self.pipe, self.schedule, self.options, self.prompts = runner, pipe, schedule, options, prompts
+        rows, context = cache_size(prompts, options)
+        self.cache: KVCache = runner.new_cache(len(prompts), context)
+
+    def batch(self, work: Work, alive: Sequence[int], tokens: Sequence[int]) -> Batch:
+        """The pass of the sequences `alive`, whose last tokens (of a token pass) are `tokens`."""
+        if work.number == 0:
+            return Batch.prompts([self.prompts[i] for i in alive], list(alive))
+        return Batch.step(tokens, list(alive), [len(self.prompts[i]) + work.number - 1 for i in alive])
+
+
+class _First(_Stage):
+    def __init__(
+        self, runner: Runner, pipe: Pipe, schedule: Schedule, options: GenerateOptions, prompts: Sequence[Sequence[int]], indices: Sequence[int],
+        tokenizer: Tokenizer | None, on_text: OnText | None, start: float,
+    ) -> None:  # fmt: skip
+        super().__init__(runner, pipe, schedule, options, prompts)
+        self.sequences = [
+            Running(Result(index, list(ids)), text_stream(options, tokenizer), row)
+            for row, (index, ids) in enumerate(zip(indices, prompts, strict=False))
+        ]
+        self.on_text, self.start = on_text, start
+        self.out: deque[tuple[Work, list[int]]] = deque()  # works whose tokens are on their way
+
+    def run(self) -> list[Result]:
+        for work in self.schedule.works(self.options.max_new_tokens):
+            needed = set(self.schedule.tokens_from(work))
+            while any(sent in needed for sent, _ in self.out):
+                self._take()
+            alive = [i for i in self.schedule.sequences(work) if not self.sequences[i].result.finish_reason]
+            if not alive and not self.out and all(sequence.result.finish_reason for sequence in self.sequences):
+                break
+            self._send(work, alive)
+        while self.out:
+            self._take()
+        self.pipe.send(1, header(len(self.prompts), None))
+        return [sequence.result for sequence in self.sequences]
+
+    def _send(self, work: Work, alive: list[int]) -> None:
+        if not alive:
+            return
+        self.pipe.send(1, header(len(self.prompts), alive))
+        tokens = [self.sequences[i].result.token_ids[-1] for i in alive] if work.number else []
+        x = self.runner.stage_pass(self.batch(work, alive, tokens), self.cache, None)
+        self.pipe.send(1, self.runner.device.to_host(x))
+        self.out.append((work, alive))
+
+    def _take(self) -> None:
+        """The tokens of the oldest work that is out."""
+        _, alive = self.out.popleft()
+        tokens = self.pipe.receive(self.pipe.size - 1, np.empty(len(alive), np.int32))
+        now = time.perf_counter() - self.start
+        for i, token in zip(alive, tokens.tolist(), strict=True):
+            self.sequences[i].take(token, now, self.on_text)
+
+
+class _Later(_Stage):
+    """Any stage but the first. It follows what it is told: the works that come, in the schedule's order, less those that have ended."""
+
+    def __init__(
+        self, runner: Runner, pipe: Pipe, schedule: Schedule, options: GenerateOptions, prompts: Sequence[Sequence[int]], indices: Sequence[int]
+    ) -> None:
+        super().__init__(runner, pipe, schedule, options, prompts)
+        self.indices = indices
+        self.passes = [0] * len(prompts)  # that each sequence has made
+        self.chosen: list[list[int]] = [[] for _ in prompts]
+
+    def run(self) -> list[Result]:
+        pipe, runner = self.pipe, self.runner
+        while True:
+            told = pipe.receive(pipe.stage - 1, header(len(self.prompts), None))
+            if pipe.stage < pipe.size - 1:
+                pipe.send(pipe.stage + 1, told.copy())
+            if told[0] < 0:
+                return []
+            alive = told[1 : 1 + told[0]].tolist()
+            batch = self.batch(Work(self.passes[alive[0]], 0), alive, [0] * len(alive))
+            for i in alive:
+                self.passes[i] += 1
+            x = pipe.receive(pipe.stage - 1, np.empty((len(batch.tokens), runner.config.hidden_size), np.float32))
+            y = runner.stage_pass(batch, self.cache, runner.device.to_device(x))
+            if pipe.stage < pipe.size - 1:
+                pipe.send(pipe.stage + 1, runner.device.to_host(y))
+            else:
+                pipe.send(0, np.asarray(self._choose(batch, alive, y), np.int32))
+
+    def _choose(self, batch: Batch, alive: list[int], y: Any) -> list[int]:
+        """On the last stage: the next token of each, decided on its first tensor-parallel rank."""
+        runner, options = self.runner, self.options
+        logits = runner.device.to_host(runner.logits(batch, y))
+        if options.check_nan and not np.isfinite(logits).all():
+            first = alive[int(np.flatnonzero(~np.isfinite(logits).all(axis=1))[0])]
+            raise UserError(
+                f"--check-nan: logits of prompt {self.indices[first] + 1} are not all finite at new token {len(self.chosen[first]) + 1}: "
+                "try --dtype fp32 (or bf16); without --pp the layer is named"
+            )
+        tokens = None
+        if runner.collective.rank == 0:
+            tokens = []
+            for row, i in zip(logits, alive, strict=True):
+                seen = [*self.prompts[i], *self.chosen[i]] if options.sampling.repetition_penalty != 1.0 else ()
+                tokens.append(next_token(row, seen, options.sampling, self.indices[i], len(self.chosen[i])))
+        tokens = runner.collective.broadcast(tokens)
+        for i, token in zip(alive, tokens, strict=True):
+            self.chosen[i].append(token)
+        return tokens
+
+
+def header(sequences: int, alive: list[int] | None) -> np.ndarray:
+    """int32 [1 + sequences]: how many, and which; None: -1, there is no more."""
+    told = np.zeros(1 + sequences, np.int32)
+    told[0] = -1 if alive is None else len(alive)
+    if alive:
+        told[1 : 1 + len(alive)] = alive
+    return told
+
+
+class PipelinedModel:
+    """A stage's runner that answers like a whole model's: every stage calls `forward` with the same batch, and all get the logits.
+    One pass at a time goes through the stages, so all but one of them wait: for scoring and for comparison, not for speed."""
+
+    def __init__(self, runner: Runner, pipe: Pipe) -> None:
+        self.runner, self.pipe = runner, pipe
+        self.config, self.device, self.collective, self.dtype = runner.config, runner.device, runner.collective, runner.dtype
+
+    def new_cache(self, num_rows: int, context: int) -> KVCache:
+        return self.runner.new_cache(num_rows, context)
+
+    def forward(self, batch: Batch, cache: KVCache) -> Any:
+        """Logits float32 [n, V] on the device."""
+        pipe, runner = self.pipe, self.runner
+        stage, last = pipe.stage, pipe.size - 1
+        x = None
+        if stage > 0:
+            x = runner.device.to_device(pipe.receive(stage - 1, np.empty((len(batch.tokens), self.config.hidden_size), np.float32)))
+        x = runner.stage_pass(batch, cache, x)
+        if stage < last:
+            pipe.send(stage + 1, runner.device.to_host(x))
+            logits = pipe.receive(last, np.empty((len(batch.outputs), self.config.vocab_size), np.float32))
+        else:
+            logits = np.ascontiguousarray(runner.device.to_host(runner.logits(batch, x)))
+            for other in range(last):
+                pipe.send(other, logits)
+        pipe.flush()
+        return runner.device.to_device(logits)
+
+    def limit(self, cache: KVCache) -> int:
+        return self.runner.limit(cache)
+
+    def graph_problem(self) -> str | None:
+        return self.runner.graph_problem()
+
+    def first_not_finite(self, batch: Batch, cache: KVCache) -> str:
+        return "one of the pipeline's stages"
