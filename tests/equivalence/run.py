@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from l2_dense_parallel.collectives import NoCollective
+from l2_dense_parallel.pipeline.stages import make_stages
 from l2_dense_parallel.slicing import Shard
 from l4_offload.resident import ResidentWeights, to_device
 from layers.config import ModelConfig
 from models.loading import open_checkpoint, rounding_activations, stream_model
+from models.pipeline import PipelinedModel
 from models.runner import Runner
 from tests.conformance.check import load_case
 from tests.equivalence.judge import Verdict, judge
@@ -22,12 +24,14 @@ from tests.equivalence.settings import Setting
 CASES = Path(__file__).parents[1] / "conformance"
 
 
-def check_setting(setting: Setting, device: Any, shard: Shard | None = None, collective: Any = None, judging: bool = True) -> Verdict:
-    """Every case of the setting. `judging` is False on the ranks that only take part."""
+def check_setting(setting: Setting, device: Any, shard: Shard | None = None, collective: Any = None, judging: bool = True, pipe: Any = None) -> Verdict:
+    """Every case of the setting. `judging` is False on the ranks that only take part; pipe: of a pipeline, this rank's stage."""
     verdict = Verdict()
     for name in setting.case_names():
         case = shortened(load_case(CASES / name)) if setting.short else load_case(CASES / name)
-        runner = build(case["dir"], device, setting.dtype, setting.layers, shard or Shard(), collective or NoCollective(), setting.int8)
+        runner: Any = build(case["dir"], device, setting.dtype, setting.layers, shard or Shard(), collective or NoCollective(), setting.int8, pipe)
+        if pipe is not None:
+            runner = PipelinedModel(runner, pipe)
         got = observe(runner, case, setting.batch, setting.graph)
         if judging:
             judge(verdict, setting, case, got, reference(setting, case))
@@ -50,13 +54,14 @@ def _float64(name: str, dtype: str, layers: int, short: bool, int8: str) -> Obse
     return observe(runner, case, "together")
 
 
-def build(folder: Path, device: Any, dtype: str, layers: int, shard: Shard, collective: Any, int8: str = "w8a16") -> Runner:
+def build(folder: Path, device: Any, dtype: str, layers: int, shard: Shard, collective: Any, int8: str = "w8a16", pipe: Any = None) -> Runner:
     checkpoint = open_checkpoint(folder)
     config = cut(checkpoint.config, layers) if layers else checkpoint.config
-    _, ends, tensors = stream_model(checkpoint, dtype, shard, layers=range(config.num_layers))
+    stage = make_stages(config, pipe.size)[pipe.stage] if pipe is not None else None
+    _, ends, tensors = stream_model(checkpoint, dtype, shard, layers=range(config.num_layers), stage=stage)
     if int8 == "w8a8":
         tensors = rounding_activations(tensors)
-    return Runner(config, device, shard, collective, to_device(device, ends), ResidentWeights.load(device, tensors), dtype)
+    return Runner(config, device, shard, collective, to_device(device, ends), ResidentWeights.load(device, tensors), dtype, stage)
 
 
 def cut(config: ModelConfig, layers: int) -> ModelConfig:

@@ -42,6 +42,7 @@ class Setting:
     batch   "together": both sequences in one pass; "alone": each by itself; "staggered": the second prompt joins the
             pass in which the first generates its first token, in rows that are not in order
     int8    of dtype int8: "w8a16", or "w8a8": activations rounded too
+    tp, pp  ranks of tensor parallelism, stages of a pipeline
     layers  0: the whole model; n: cut to its first n layers, compared with a float64 run of the cut
     graph   steps in which no prompt starts are replays of a graph (on the host: repeated calls) whose slots move on by themselves;
             an encoder's passes are replays
@@ -54,6 +55,7 @@ class Setting:
     dtype: str = "fp32"
     int8: str = "w8a16"
     tp: int = 1
+    pp: int = 1
     batch: str = "together"
     layers: int = 0
     graph: bool = False
@@ -94,6 +96,11 @@ CPU_SETTINGS = [
     Setting(dtype="int8", int8="w8a8", batch="staggered"),
     Setting(tp=2),
     Setting(tp=4),
+    Setting(pp=2, cases=tuple(DECODERS)),
+    Setting(pp=2, dtype="fp16", batch="staggered", cases=tuple(DECODERS)),
+    Setting(pp=2, dtype="int8", int8="w8a8", cases=tuple(DECODERS)),
+    Setting(tp=2, pp=2, cases=tuple(DECODERS)),
+    Setting(tp=2, pp=2, dtype="bf16", batch="staggered", cases=tuple(DECODERS)),
     Setting(tp=2, dtype="bf16", batch="staggered"),
     Setting(graph=True, cases=GRAPHED),
     Setting(graph=True, dtype="fp16", batch="staggered", cases=GRAPHED),
@@ -129,4 +136,6 @@ TWO_GPU_SETTINGS = [
     Setting(device="cuda", tp=2),
     Setting(device="cuda", tp=2, dtype="fp16", batch="staggered"),
     Setting(device="cuda", tp=2, graph=True, cases=GRAPHED),
+    Setting(device="cuda", pp=2, cases=tuple(DECODERS)),
+    Setting(device="cuda", pp=2, dtype="fp16", batch="staggered", cases=tuple(DECODERS)),
 ]

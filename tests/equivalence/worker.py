@@ -20,18 +20,19 @@ def main(world: World) -> int:
     prepare(fields["device"])
     from l2_dense_parallel.mesh import MeshShape, build_mesh
     from l2_dense_parallel.open_collective import open_collective
+    from l2_dense_parallel.pipeline.pipe import open_pipe
     from l2_dense_parallel.slicing import Shard
     from tests.equivalence.run import check_setting
     from tests.equivalence.settings import Setting
 
     setting = Setting(**(fields | {"cases": tuple(fields["cases"])}))
     world.start()
-    mesh = build_mesh(world, MeshShape(setting.tp, 1, 1))
+    mesh = build_mesh(world, MeshShape(setting.tp, setting.pp, 1))
     assert mesh is not None
     device = open_device(setting.device, world.launch.local_rank if setting.device == "cuda" else 0, setting.fused, setting.gemm, setting.overlap)
     collective = open_collective(world, mesh, "tp", setting.device)
-    verdict = check_setting(setting, device, Shard(mesh.tp_rank, mesh.tp), collective, judging=mesh.tp_rank == 0)
-    if mesh.tp_rank == 0:
+    verdict = check_setting(setting, device, Shard(mesh.tp_rank, mesh.tp), collective, judging=mesh.rank == 0, pipe=open_pipe(world, mesh))
+    if mesh.rank == 0:
         print(json.dumps(verdict.to_json()))
     return 0
 
