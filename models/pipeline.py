@@ -21,6 +21,7 @@ import numpy as np
 from l1_kernels.errors import UserError
 from l2_dense_parallel.pipeline.pipe import Pipe
 from l2_dense_parallel.pipeline.schedule import Schedule, Work, make_schedule
+from l2_dense_parallel.pipeline.simulate import Bar
 from layers.batch import Batch
 from layers.kv_cache import KVCache
 from models.generate import GenerateOptions, Result, Running, cache_size, check_prompts, text_stream
@@ -45,9 +46,10 @@ class Plan:
 
 def generate_pipelined(
     runner: Runner, pipe: Pipe, prompts: Sequence[Sequence[int]], options: GenerateOptions, plan: Plan, tokenizer: Tokenizer | None = None,
-    on_text: OnText | None = None, indices: Sequence[int] | None = None,
+    on_text: OnText | None = None, indices: Sequence[int] | None = None, bars: list[Bar] | None = None,
 ) -> list[Result]:  # fmt: skip
-    """As `models.generate.generate`, on all stages together; only stage 0 has the results, the others return []."""
+    """As `models.generate.generate`, on all stages together; only stage 0 has the results, the others return []. bars: gets when this stage
+    worked, in seconds of time.perf_counter."""
     check_prompts(runner.config, prompts, options.max_new_tokens)
     numbers = list(indices or range(len(prompts)))
     results: list[Result] = []
@@ -61,6 +63,8 @@ def generate_pipelined(
         else:
             stage = _Later(runner, pipe, schedule, options, some, numbers[first:])
         results += stage.run()
+        if bars is not None:
+            bars += stage.bars
     pipe.flush()
     return results
 
@@ -72,6 +76,10 @@ class _Stage:
         self.runner, self.pipe, self.schedule, self.options, self.prompts = runner, pipe, schedule, options, prompts
         rows, context = cache_size(prompts, options)
         self.cache: KVCache = runner.new_cache(len(prompts), context)
+        self.bars: list[Bar] = []
+
+    def done(self, work: Work, alive: list[int], start: float) -> None:
+        self.bars.append(Bar(self.pipe.stage, work, len(alive), start, time.perf_counter()))
 
     def batch(self, work: Work, alive: Sequence[int], tokens: Sequence[int]) -> Batch:
         """The pass of the sequences `alive`, whose last tokens (of a token pass) are `tokens`."""
@@ -104,17 +112,19 @@ class _First(_Stage):
             self._send(work, alive)
         while self.out:
             self._take()
-        self.pipe.send(1, header(len(self.prompts), None))
+        self.pipe.send(1, header(len(self.prompts)))
         return [sequence.result for sequence in self.sequences]
 
     def _send(self, work: Work, alive: list[int]) -> None:
         if not alive:
             return
-        self.pipe.send(1, header(len(self.prompts), alive))
+        start = time.perf_counter()
+        self.pipe.send(1, header(len(self.prompts), work, alive))
         tokens = [self.sequences[i].result.token_ids[-1] for i in alive] if work.number else []
         x = self.runner.stage_pass(self.batch(work, alive, tokens), self.cache, None)
         self.pipe.send(1, self.runner.device.to_host(x))
         self.out.append((work, alive))
+        self.done(work, alive, start)
 
     def _take(self) -> None:
         """The tokens of the oldest work that is out."""
@@ -133,27 +143,27 @@ class _Later(_Stage):
     ) -> None:
         super().__init__(runner, pipe, schedule, options, prompts)
         self.indices = indices
-        self.passes = [0] * len(prompts)  # that each sequence has made
         self.chosen: list[list[int]] = [[] for _ in prompts]
 
     def run(self) -> list[Result]:
         pipe, runner = self.pipe, self.runner
         while True:
-            told = pipe.receive(pipe.stage - 1, header(len(self.prompts), None))
+            told = pipe.receive(pipe.stage - 1, header(len(self.prompts)))
             if pipe.stage < pipe.size - 1:
-                pipe.send(pipe.stage + 1, told.copy())
-            if told[0] < 0:
+                pipe.send(pipe.stage + 1, told)
+            count, number, part, *rest = told.tolist()
+            if count == 0:
                 return []
-            alive = told[1 : 1 + told[0]].tolist()
-            batch = self.batch(Work(self.passes[alive[0]], 0), alive, [0] * len(alive))
-            for i in alive:
-                self.passes[i] += 1
+            work, alive = Work(number, part), rest[:count]
+            batch = self.batch(work, alive, [0] * count)
             x = pipe.receive(pipe.stage - 1, np.empty((len(batch.tokens), runner.config.hidden_size), np.float32))
+            start = time.perf_counter()
             y = runner.stage_pass(batch, self.cache, runner.device.to_device(x))
             if pipe.stage < pipe.size - 1:
                 pipe.send(pipe.stage + 1, runner.device.to_host(y))
             else:
                 pipe.send(0, np.asarray(self._choose(batch, alive, y), np.int32))
+            self.done(work, alive, start)
 
     def _choose(self, batch: Batch, alive: list[int], y: Any) -> list[int]:
         """On the last stage: the next token of each, decided on its first tensor-parallel rank."""
@@ -177,12 +187,12 @@ class _Later(_Stage):
         return tokens
 
 
-def header(sequences: int, alive: list[int] | None) -> np.ndarray:
-    """int32 [1 + sequences]: how many, and which; None: -1, there is no more."""
-    told = np.zeros(1 + sequences, np.int32)
-    told[0] = -1 if alive is None else len(alive)
-    if alive:
-        told[1 : 1 + len(alive)] = alive
+def header(sequences: int, work: Work | None = None, alive: Sequence[int] = ()) -> np.ndarray:
+    """int32 [3 + sequences], what goes before a work: how many sequences, its pass and part, which; without a work 0: there is no more."""
+    told = np.zeros(3 + sequences, np.int32)
+    if work is not None:
+        told[:3] = len(alive), work.number, work.part
+        told[3 : 3 + len(alive)] = alive
     return told
 
 
