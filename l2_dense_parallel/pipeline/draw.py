@@ -23,6 +23,7 @@ from l2_dense_parallel.pipeline.schedule import NAMES, Schedule, Work, make_sche
 from l2_dense_parallel.pipeline.simulate import Times, Trace, simulate
 
 PROMPTS, TOKENS = ("#4477aa", "#66aadd"), ("#cc6633", "#eeaa66")  # two shades each: neighbours differ
+INSTANT = 1e-9  # ms: a run that is shorter is drawn as one that takes no time
 ROW, WIDTH, LEFT = 28, 1000, 70  # of the SVG, in pixels
 
 
@@ -54,7 +55,7 @@ def ascii_chart(trace: Trace, width: int = 100) -> str:
 
 def column_unit(total: float, columns: int) -> float:
     """The smallest of ..., 0.5, 1, 2, 5, 10, ... of which `columns` hold `total`."""
-    if not total:
+    if total < INSTANT:
         return 1.0
     power = 10.0 ** math.floor(math.log10(total / columns))
     return next(power * step for step in (1, 2, 5, 10, 20) if total <= columns * power * step * (1 + 1e-9))
@@ -62,7 +63,7 @@ def column_unit(total: float, columns: int) -> float:
 
 def svg_chart(trace: Trace) -> str:
     """The same as a picture: a rectangle a work, with its letter where there is room and its times when pointed at; a dotted line is idle."""
-    scale = (WIDTH - LEFT - 10) / (trace.total or 1)
+    scale = (WIDTH - LEFT - 10) / max(trace.total, INSTANT)
     height = ROW * trace.stages + 30
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="12">']
     for stage in range(trace.stages):
@@ -72,7 +73,7 @@ def svg_chart(trace: Trace) -> str:
         for bar in trace.of(stage):
             x, wide = LEFT + bar.start * scale, bar.seconds * scale
             colour = (TOKENS if bar.work.number else PROMPTS)[bar.work.part % 2]
-            what = f"pass {bar.work.number}, micro-batch {letter(bar.work)}, {bar.sequences} sequences: {bar.start:g} to {bar.end:g} ms"
+            what = f"pass {bar.work.number}, micro-batch {letter(bar.work)}, {plural(bar.sequences, 'sequence')}: {bar.start:g} to {bar.end:g} ms"
             box = f'x="{x:.2f}" y="{middle - 11:g}" width="{wide:.2f}" height="22" fill="{colour}" stroke="white"'
             parts.append(f"<rect {box}><title>{what}</title></rect>")
             if wide >= 12:
@@ -82,12 +83,16 @@ def svg_chart(trace: Trace) -> str:
     return "\n".join(parts) + "\n"
 
 
+def plural(number: int, word: str, ending: str = "s") -> str:
+    return f"{number} {word}{ending * (number != 1)}"
+
+
 def summary(trace: Trace, lockstep: Trace, parts: int) -> str:
     """What the chart shows, in numbers: each stage's bubbles, and what it waits at the start and at the end too."""
     gain = lockstep.total / trace.total if trace.total else 1.0
     bubbles, idle = ([f"{of(stage):g}" for stage in range(trace.stages)] for of in (trace.idle, trace.idle_of_run))
     return (
-        f"total {trace.total:g} ms, first tokens {trace.first_token:g} ms; lockstep of {parts} micro-batches {lockstep.total:g} ms: {gain:.2f}x\n"
+        f"total {trace.total:g} ms, first tokens {trace.first_token:g} ms; lockstep, {plural(parts, 'micro-batch', 'es')}, {lockstep.total:g} ms: {gain:.2f}x\n"
         f"idle between works, ms: {' '.join(bubbles)}; of the whole run: {' '.join(idle)}"
     )
 
@@ -110,7 +115,7 @@ def milliseconds(text: str) -> float:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not 0 <= number < math.inf:
+    if not 0 <= number <= 1e9:
         raise argparse.ArgumentTypeError(f"{text} is not a time in ms")
     return number
 

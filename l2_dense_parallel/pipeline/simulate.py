@@ -5,8 +5,8 @@
     a work begins  as soon as all that schedule.py lists is there: the stage before, or the tokens, and the stage itself
 
 Each stage sees only its own order and what has arrived, as the ranks do; a schedule that waits for ever is found out. Sending occupies
-neither side: it delays who receives. A sequence that has ended leaves its micro-batch, and a micro-batch that is empty takes no time; but
-stage 0 learns that only from the last tokens, so that the work after them still waits, once.
+neither side: it delays who receives. A sequence that has ended leaves its micro-batch, and a micro-batch that is empty is left out. Stage 0
+learns that only from its last tokens, but tokens come back in the order of the works, so what it does next waits for later ones anyway.
 """
 
 from __future__ import annotations
@@ -120,8 +120,9 @@ class _Play:
 
     def __init__(self, schedule: Schedule, passes: int, times: Times, ended: Sequence[int]) -> None:
         self.schedule, self.times = schedule, times
-        self.order = list(schedule.works(passes))
-        self.living = {work: sum(work.number < ended[i] for i in schedule.sequences(work)) for work in self.order}
+        living = {work: sum(work.number < ended[i] for i in schedule.sequences(work)) for work in schedule.works(passes)}
+        self.living = {work: sequences for work, sequences in living.items() if sequences}
+        self.order = list(self.living)
         self.place = [0] * schedule.stages
         self.at_work = [False] * schedule.stages
         self.arrived: list[set[Work]] = [set() for _ in range(schedule.stages)]  # hidden states; at stage 0 tokens
@@ -151,21 +152,18 @@ class _Play:
             return
         self.place[stage] += 1
         self.at_work[stage] = True
-        sequences, end = self.living[work], now
-        if sequences:
-            end = now + self.times.seconds(stage, work, sequences)
-            self.bars.append(Bar(stage, work, sequences, now, end))
+        sequences = self.living[work]
+        end = now + self.times.seconds(stage, work, sequences)
+        self.bars.append(Bar(stage, work, sequences, now, end))
         self.event(end, stage, None)
-        self.send(stage, work, end, free=not sequences)
+        if stage < self.schedule.stages - 1:
+            self.event(end + self.times.send_hidden, stage + 1, work)
+        else:
+            self.event(end + (self.times.send_tokens if stage else 0), 0, work)
 
     def needs(self, stage: int, work: Work) -> set[Work]:
-        """What must have arrived. Nobody waits for the tokens of a work that was empty: that it would be was known."""
-        return {work} if stage else {before for before in self.schedule.tokens_from(work) if self.living[before]}
-
-    def send(self, stage: int, work: Work, now: float, free: bool) -> None:
-        last = stage == self.schedule.stages - 1
-        seconds = self.times.send_tokens * (stage > 0) if last else self.times.send_hidden
-        self.event(now + (0 if free else seconds), 0 if last else stage + 1, work)
+        """What must have arrived."""
+        return {work} if stage else {before for before in self.schedule.tokens_from(work) if before in self.living}
 
     def event(self, time: float, stage: int, arrived: Work | None) -> None:
         heapq.heappush(self.events, (time, next(self.ties), stage, arrived))
