@@ -34,8 +34,8 @@ def letter(work: Work) -> str:
 def ascii_chart(trace: Trace, width: int = 100) -> str:
     """Lines of up to `width` characters, the last one a scale; ValueError where that is no room for a chart.
 
-    A column is 1, 2 or 5 times a power of ten, so that equal works look equal wherever they are whole columns. Of a work that is shorter only the
-    letter is seen, and where several begin in one column, the last one's.
+    A column is 1, 2 or 5 times a power of ten, so that equal works look equal wherever they are whole columns. Of a work that is shorter
+    only the letter is seen, and where several begin in one column, the last one's.
     """
     left = len(f"stage {trace.stages - 1} ")
     if width < left + 10:
@@ -62,7 +62,7 @@ def column_unit(total: float, columns: int) -> float:
 
 
 def svg_chart(trace: Trace) -> str:
-    """The same as a picture: a rectangle a work, with its letter where there is room and its times when pointed at; a dotted line is idle."""
+    """The same as a picture: a rectangle a work, with its letter where there is room, its times when pointed at; a dotted line is idle."""
     scale = (WIDTH - LEFT - 10) / max(trace.total, INSTANT)
     height = ROW * trace.stages + 30
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="12">']
@@ -73,9 +73,9 @@ def svg_chart(trace: Trace) -> str:
         for bar in trace.of(stage):
             x, wide = LEFT + bar.start * scale, bar.seconds * scale
             colour = (TOKENS if bar.work.number else PROMPTS)[bar.work.part % 2]
-            what = f"pass {bar.work.number}, micro-batch {letter(bar.work)}, {plural(bar.sequences, 'sequence')}: {bar.start:g} to {bar.end:g} ms"
+            name = f"pass {bar.work.number}, micro-batch {letter(bar.work)}, {plural(bar.sequences, 'sequence')}"
             box = f'x="{x:.2f}" y="{middle - 11:g}" width="{wide:.2f}" height="22" fill="{colour}" stroke="white"'
-            parts.append(f"<rect {box}><title>{what}</title></rect>")
+            parts.append(f"<rect {box}><title>{name}: {bar.start:g} to {bar.end:g} ms</title></rect>")
             if wide >= 12:
                 parts.append(f'<text x="{x + wide / 2:.2f}" y="{middle + 4:g}" text-anchor="middle" fill="white">{letter(bar.work)}</text>')
     parts.append(f'<text x="{LEFT}" y="{height - 8}">0 ms</text>')
@@ -92,7 +92,8 @@ def summary(trace: Trace, lockstep: Trace, parts: int) -> str:
     gain = lockstep.total / trace.total if trace.total else 1.0
     bubbles, idle = ([f"{of(stage):g}" for stage in range(trace.stages)] for of in (trace.idle, trace.idle_of_run))
     return (
-        f"total {trace.total:g} ms, first tokens {trace.first_token:g} ms; lockstep, {plural(parts, 'micro-batch', 'es')}, {lockstep.total:g} ms: {gain:.2f}x\n"
+        f"total {trace.total:g} ms, first tokens {trace.first_token:g} ms; "
+        f"lockstep, {plural(parts, 'micro-batch', 'es')}, {lockstep.total:g} ms: {gain:.2f}x\n"
         f"idle between works, ms: {' '.join(bubbles)}; of the whole run: {' '.join(idle)}"
     )
 
