@@ -21,7 +21,7 @@ import numpy as np
 from l1_kernels.errors import UserError
 from l2_dense_parallel.pipeline.pipe import Pipe
 from l2_dense_parallel.pipeline.schedule import Schedule, Work, make_schedule
-from l2_dense_parallel.pipeline.simulate import Bar
+from l2_dense_parallel.pipeline.simulate import Bar, Trace
 from layers.batch import Batch
 from layers.kv_cache import KVCache
 from models.generate import GenerateOptions, Result, Running, cache_size, check_prompts, text_stream
@@ -67,6 +67,13 @@ def generate_pipelined(
             bars += stage.bars
     pipe.flush()
     return results
+
+
+def measured(stages: Sequence[Sequence[Bar]]) -> Trace:
+    """The bars of all stages, on one machine's clock, as a trace in ms that begins at 0."""
+    begin = min(bar.start for bars in stages for bar in bars)
+    bars = (Bar(b.stage, b.work, b.sequences, 1e3 * (b.start - begin), 1e3 * (b.end - begin)) for some in stages for b in some)
+    return Trace(len(stages), tuple(sorted(bars, key=lambda bar: (bar.start, bar.stage))))
 
 
 class _Stage:

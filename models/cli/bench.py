@@ -17,6 +17,7 @@ from models.cli.options import OUTPUT, EngineOptions, at_least_one, flag
 
 if TYPE_CHECKING:
     from l1_kernels.device import Device
+    from l2_dense_parallel.pipeline.simulate import Bar, Trace
     from models.cli.open_model import OpenModel
     from models.generate import Result
     from models.runner import Runner
@@ -45,8 +46,10 @@ def bench(world: World, engine: EngineOptions, options: BenchOptions) -> None:
     import numpy as np
 
     from l1_kernels.regions import UnfusedRegions
+    from l2_dense_parallel.pipeline.draw import ascii_chart
     from models.cli.open_model import open_model
     from models.generate import GenerateOptions, cache_size, check_prompts
+    from models.pipeline import measured
 
     opened = open_model(world, engine, quiet=options.json, seen={"bench": options})
     if opened is None:
@@ -59,17 +62,19 @@ def bench(world: World, engine: EngineOptions, options: BenchOptions) -> None:
 
     decoder = opened.decoder(cache_size(prompts, GenerateOptions(options.new_tokens, batch_size=options.batch)))
 
-    def once(new_tokens: int) -> tuple[list[Result], int]:
+    def once(new_tokens: int, bars: list[Bar] | None = None) -> tuple[list[Result], int]:
         """What was generated, and how many launches from Python it took."""
         before = opened.device.launches()
-        results = opened.generate(prompts, GenerateOptions(new_tokens, batch_size=options.batch), decoder=decoder)
+        results = opened.generate(prompts, GenerateOptions(new_tokens, batch_size=options.batch), decoder=decoder, bars=bars)
         return results, opened.device.launches() - before
 
     once(2)  # compiles, records the graph, and touches every weight
     opened.collective.barrier()
     _, of_prompts = once(1)
-    results, launches = once(options.new_tokens)
+    bars: list[Bar] = []
+    results, launches = once(options.new_tokens, bars)
     opened.collective.barrier()
+    stages = opened.between_stages.gather(bars)
     gigabytes_s = read_bandwidth(opened.device) / 1e9
     if opened.speaks:
         found = figures(opened, options, results, gigabytes_s)
@@ -78,7 +83,24 @@ def bench(world: World, engine: EngineOptions, options: BenchOptions) -> None:
         found["graph"] = graph
         found["graph_recording_s"] = round(decoder.recording_s, 4) if decoder is not None and graph else None
         found["launches_per_token"] = round((launches - of_prompts) / (options.new_tokens - 1), 2)
+        if opened.pipe is not None and stages is not None:
+            trace = measured(stages)
+            found["pipeline"] = pipeline_figures(opened, options.batch, trace)
+            if opened.verbose:
+                sys.stderr.write(ascii_chart(trace) + "\n")
         report(found, options.json)
+
+
+def pipeline_figures(opened: OpenModel, batch: int, trace: Trace) -> dict[str, Any]:
+    """idle: each stage's share of the run in which it waited."""
+    assert opened.pipe is not None
+    schedule = opened.plan.of(opened.pipe.size, batch)
+    return {
+        "schedule": schedule.name,
+        "prompt_micro_batches": len(schedule.prompt_parts),
+        "token_micro_batches": len(schedule.token_parts),
+        "idle": [round(trace.idle_of_run(stage) / trace.total, 4) for stage in range(trace.stages)],
+    }
 
 
 def figures(opened: OpenModel, options: BenchOptions, results: list[Result], bandwidth: float) -> dict[str, Any]:
@@ -119,6 +141,13 @@ def report(found: dict[str, Any], as_json: bool) -> None:
         f"weights      {found['weight_bytes'] / 1e6:.1f} MB a step and rank: {found['gb_s']:.2f} GB/s of {found['bandwidth_gb_s']:.1f} GB/s, "
         f"{found['percent_of_bound']:.0f} % of the bound of {found['bound_ms']:.3f} ms\n"
     )
+    if "pipeline" in found:
+        pipeline = found["pipeline"]
+        idle = ", ".join(f"{100 * share:.0f}" for share in pipeline["idle"])
+        sys.stdout.write(
+            f"pipeline     {pipeline['schedule']}, {pipeline['prompt_micro_batches']} micro-batches of prompts and {pipeline['token_micro_batches']} of tokens; "
+            f"stages waited {idle} % of the run\n"
+        )
     if found["device"] != "cpu":
         graph = f"; the graph was recorded in {found['graph_recording_s']:.2f} s" if found["graph"] else ", no graph"
         graph += "" if found["fused"] else "; layers are not fused"

@@ -17,11 +17,12 @@ from typing import Any
 from l1_kernels.device import Device, cuda_problem, open_device
 from l1_kernels.errors import UserError
 from l1_kernels.kernel_cache import kernel_cache
-from l2_dense_parallel.collectives import Collective
+from l2_dense_parallel.collectives import Collective, NoCollective
 from l2_dense_parallel.gpus import choose_gpus
 from l2_dense_parallel.mesh import Mesh, build_mesh, choose_shape
 from l2_dense_parallel.open_collective import open_collective
 from l2_dense_parallel.pipeline.pipe import Pipe, open_pipe
+from l2_dense_parallel.pipeline.simulate import Bar
 from l2_dense_parallel.pipeline.stages import Stage, make_stages
 from l2_dense_parallel.slicing import Shard
 from l2_dense_parallel.world import World
@@ -59,6 +60,7 @@ class OpenModel:
     int8: str = "w8a16"  # --int8
     stage: Stage | None = None  # of a pipeline, with its pipe and how micro-batches go through it
     pipe: Pipe | None = None
+    between_stages: Collective = field(default_factory=NoCollective)
     plan: Plan = field(default_factory=Plan)
     load_s: float = 0.0
     _runner: Runner | None = field(default=None)
@@ -79,12 +81,12 @@ class OpenModel:
 
     def generate(
         self, prompts: Sequence[Sequence[int]], options: GenerateOptions, decoder: Decoder | None = None, on_text: Callable[[int, str], None] | None = None,
-        indices: Sequence[int] | None = None,
+        indices: Sequence[int] | None = None, bars: list[Bar] | None = None,
     ) -> list[Result]:  # fmt: skip
-        """`models.generate.generate`, or its like over a pipeline, whose first stage alone has results."""
+        """`models.generate.generate`, or its like over a pipeline, whose first stage alone has results; bars: gets when this stage worked."""
         if self.pipe is None:
             return generate(self.runner, prompts, options, self.tokenizer, on_text=on_text, indices=indices, decoder=decoder)
-        return generate_pipelined(self.runner, self.pipe, prompts, options, self.plan, self.tokenizer, on_text, indices)
+        return generate_pipelined(self.runner, self.pipe, prompts, options, self.plan, self.tokenizer, on_text, indices, bars)
 
     @property
     def held(self) -> str:
@@ -178,6 +180,7 @@ def open_model(world: World, engine: EngineOptions, quiet: bool, seen: dict[str,
         between_groups=open_collective(world, mesh, "dp"),
         verbose=engine.verbose, graph=engine.graph, int8=engine.int8 or "w8a16",
         stage=stages[mesh.pp_rank] if mesh.pp > 1 else None, pipe=open_pipe(world, mesh),
+        between_stages=open_collective(world, mesh, "pp"),
         plan=Plan(engine.schedule or "hybrid", engine.prompt_micro_batches, engine.token_micro_batches),
     )  # fmt: skip
     if opened.speaks:

@@ -114,3 +114,24 @@ def test_a_stage_needs_a_layer_and_a_decoder() -> None:
         make_stages(preset("gpt2-xl"), 49)
     with pytest.raises(UserError, match="--pp 2: an encoder"):
         make_stages(preset("bert-base"), 2)
+
+
+def strata(ranks: int, *arguments: str) -> str:
+    command = ["mpirun", "-n", str(ranks), sys.executable, "-m", "models.gpt", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.mark.mpi
+def test_the_commands(tmp_path: Path) -> None:
+    texts = [word for prompt in ("KING", "Once upon", "To be") for word in ("--prompt", prompt)]
+    common = ["--device", "cpu", "--max-new-tokens", "9", "--json", *texts]
+    one, two = (json.loads(strata(ranks, "run", *common, *flags)) for ranks, flags in ((1, []), (2, ["--pp", "2", "--schedule", "queued"])))
+    assert two["mesh"]["pp"] == 2 and two["results"] == one["results"]
+    found = json.loads(strata(4, "bench", "--device", "cpu", "--pp", "2", "--tp", "2", "--batch", "3", "--prompt-length", "9", "--new-tokens", "4", "--json"))
+    assert found["pipeline"]["schedule"] == "hybrid" and found["pipeline"]["prompt_micro_batches"] == 3 and found["pipeline"]["token_micro_batches"] == 2
+    assert len(found["pipeline"]["idle"]) == 2 and all(0 <= share < 1 for share in found["pipeline"]["idle"])
+    (tmp_path / "text").write_text("To be, or not to be, that is the question.")
+    losses = [json.loads(strata(ranks, "score", "--device", "cpu", "--text", str(tmp_path / "text"), "--json", *flags)) for ranks, flags in ((1, []), (2, ["--pp", "2"]))]
+    assert losses[0]["mean_nll"] == pytest.approx(losses[1]["mean_nll"], abs=1e-6)
