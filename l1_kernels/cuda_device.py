@@ -113,6 +113,22 @@ class CudaDevice:
     def event(self) -> cupy.cuda.Event:
         return cupy.cuda.Event()
 
+    def current_stream(self) -> cupy.cuda.Stream:
+        return cupy.cuda.get_current_stream()
+
+    def copy(self, to: Any, source: Any, stream: cupy.cuda.Stream) -> None:
+        if to.shape != source.shape or to.dtype != source.dtype or to.ndim != 3:
+            raise ValueError(f"copy: {source.dtype} {source.shape} to {to.dtype} {to.shape}")
+        count, rows, columns = to.shape
+        for array in (to, source):
+            if array.strides[1:] != (columns * array.itemsize, array.itemsize):
+                raise ValueError(f"copy: rows and columns must lie together, got strides {array.strides}")
+        width = rows * columns * to.itemsize
+        if width and count:
+            cupy.cuda.runtime.memcpy2DAsync(
+                _pointer(to), to.strides[0], _pointer(source), source.strides[0], width, count, cupy.cuda.runtime.memcpyDefault, stream.ptr
+            )
+
     def elapsed_ms(self, start: cupy.cuda.Event, end: cupy.cuda.Event) -> float:
         end.synchronize()
         return cupy.cuda.get_elapsed_time(start, end)
@@ -159,6 +175,10 @@ class CudaGraph(Generic[Result]):
         self._device.replays += 1
         self._graph.launch(cupy.cuda.get_current_stream())
         return self._result
+
+
+def _pointer(array: Any) -> int:
+    return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
 
 
 def _numba_configs() -> list[Any]:

@@ -92,6 +92,15 @@ class Device(Protocol):
     def stream(self) -> Stream: ...
     def event(self) -> Event: ...
 
+    def current_stream(self) -> Stream:
+        """The one that work goes to now."""
+        ...
+
+    def copy(self, to: Any, source: Any, stream: Stream) -> None:
+        """to[...] = source, [n, rows, columns] whose rows and columns lie together, between page-locked host memory and the device's, on `stream` and in
+        the background. On the host at once."""
+        ...
+
     def elapsed_ms(self, start: Any, end: Any) -> float:
         """Milliseconds between two recorded events (waits for the second)."""
         ...
@@ -197,6 +206,12 @@ class HostDevice:
 
     def event(self) -> Event:
         return HostEvent()
+
+    def current_stream(self) -> Stream:
+        return HostStream()
+
+    def copy(self, to: np.ndarray, source: np.ndarray, stream: Stream) -> None:
+        to[...] = source
 
     def elapsed_ms(self, start: HostEvent, end: HostEvent) -> float:
         return (end.seconds - start.seconds) * 1e3

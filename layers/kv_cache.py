@@ -45,6 +45,17 @@ class KVCache:
         layers = [one()] * num_layers if shared else [one() for _ in range(num_layers)]
         return cls(layers, num_rows, context)
 
+    def begin_pass(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """rows int32 [T] of a pass's tokens -> the rows as kernels see them. The cache is all here: the same."""
+        return rows
+
+    def open_layer(self, index: int) -> LayerCache:
+        """Layer `index`, for the time until it is closed."""
+        return self.layers[index]
+
+    def close_layer(self, index: int) -> None:
+        """The layer's work is launched."""
+
     @staticmethod
     def bytes_needed(num_layers: int, num_rows: int, num_kv_heads: int, context: int, head_dim: int, dtype: str) -> int:
         """What `allocate` takes from the device."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
+
 from l1_kernels.regions import NormArgs
 from l1_kernels.weight import Array
+from layers.kv_cache import LayerCache
 from layers.weights import LayerWeights
 
 
@@ -29,4 +32,24 @@ class WeightSource(Protocol):
 
     def layer(self, index: int) -> LayerWeights:
         """Layer `index`, in the device's memory, valid until the next call."""
+        ...
+
+
+class Cache(Protocol):
+    """Keys and values of `num_rows` sequences of up to `context` tokens, wherever they live (layers/kv_cache.py: on the device)."""
+
+    num_rows: int
+    context: int
+    lengths: np.ndarray  # int32 [num_rows]
+
+    def begin_pass(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """rows, positions int32 [T] of a pass's tokens -> the rows as kernels see them."""
+        ...
+
+    def open_layer(self, index: int) -> LayerCache:
+        """Layer `index`, on the device, until it is closed. In order, one at a time."""
+        ...
+
+    def close_layer(self, index: int) -> None:
+        """The layer's work is launched."""
         ...

@@ -23,7 +23,7 @@ from l2_dense_parallel.pipeline.pipe import Pipe
 from l2_dense_parallel.pipeline.schedule import Schedule, Work, make_schedule
 from l2_dense_parallel.pipeline.simulate import Bar, Trace
 from layers.batch import Batch
-from layers.kv_cache import KVCache
+from layers.protocols import Cache
 from models.generate import GenerateOptions, Result, Running, cache_size, check_prompts, text_stream
 from models.runner import Runner
 from models.sampling import next_token
@@ -82,7 +82,8 @@ class _Stage:
     def __init__(self, runner: Runner, pipe: Pipe, schedule: Schedule, options: GenerateOptions, prompts: Sequence[Sequence[int]]) -> None:
         self.runner, self.pipe, self.schedule, self.options, self.prompts = runner, pipe, schedule, options, prompts
         rows, context = cache_size(prompts, options)
-        self.cache: KVCache = runner.new_cache(len(prompts), context)
+        most = max(len(part) for part in (*schedule.prompt_parts, *schedule.token_parts))
+        self.cache: Cache = runner.new_cache(len(prompts), context, most)
         self.bars: list[Bar] = []
 
     def done(self, work: Work, alive: list[int], start: float) -> None:
@@ -211,10 +212,10 @@ class PipelinedModel:
         self.runner, self.pipe = runner, pipe
         self.config, self.device, self.collective, self.dtype = runner.config, runner.device, runner.collective, runner.dtype
 
-    def new_cache(self, num_rows: int, context: int) -> KVCache:
+    def new_cache(self, num_rows: int, context: int) -> Cache:
         return self.runner.new_cache(num_rows, context)
 
-    def forward(self, batch: Batch, cache: KVCache) -> Any:
+    def forward(self, batch: Batch, cache: Cache) -> Any:
         """Logits float32 [n, V] on the device."""
         pipe, runner = self.pipe, self.runner
         stage, last = pipe.stage, pipe.size - 1
@@ -232,11 +233,11 @@ class PipelinedModel:
         pipe.flush()
         return runner.device.to_device(logits)
 
-    def limit(self, cache: KVCache) -> int:
+    def limit(self, cache: Cache) -> int:
         return self.runner.limit(cache)
 
     def graph_problem(self) -> str | None:
         return self.runner.graph_problem()
 
-    def first_not_finite(self, batch: Batch, cache: KVCache) -> str:
+    def first_not_finite(self, batch: Batch, cache: Cache) -> str:
         return "one of the pipeline's stages"

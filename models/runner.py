@@ -11,6 +11,7 @@ from l1_kernels.device import Device
 from l1_kernels.sampling.slots import Slots
 from l1_kernels.weight import Array
 from l2_dense_parallel.collectives import Collective
+from l2_dense_parallel.kv_offload import OffloadedKV
 from l2_dense_parallel.pipeline.stages import Stage, whole
 from l2_dense_parallel.slicing import Shard
 from l3_moe.reference import ReferenceMoE
@@ -23,7 +24,7 @@ from layers.config import ModelConfig
 from layers.embedding import Embedding, EmbeddingWeights, Head
 from layers.feed_forward import DenseFeedForward
 from layers.kv_cache import KVCache
-from layers.protocols import FeedForward, WeightSource
+from layers.protocols import Cache, FeedForward, WeightSource
 from layers.rotary import Rotary
 from layers.step import Step
 from layers.weights import Tensors
@@ -34,12 +35,13 @@ class Runner:
 
     def __init__(
         self, config: ModelConfig, device: Device, shard: Shard, collective: Collective, ends: Tensors, weights: WeightSource, dtype: str,
-        stage: Stage | None = None,
+        stage: Stage | None = None, kv: str = "gpu",
     ) -> None:  # fmt: skip
         """`ends` are the tensors outside the layers, on the device; `weights` gives the layers'; `dtype` is --dtype. With a `stage` of
-        a pipeline, those that it holds, and `weights` counts its layers from 0; models/pipeline.py then runs it."""
+        a pipeline, those that it holds, and `weights` counts its layers from 0; models/pipeline.py then runs it. kv: --kv."""
         self.config = config
         self.stage = stage or whole(config)
+        self.kv = kv
         self.device = device
         self.weights = weights
         self.collective = collective
@@ -67,14 +69,18 @@ class Runner:
 
         return [block(layer) for layer in self.stage.layers]
 
-    def new_cache(self, num_rows: int, context: int) -> KVCache:
-        """Room for `num_rows` sequences of up to `context` tokens. An encoder's layers share one."""
+    def new_cache(self, num_rows: int, context: int, rows_at_once: int | None = None) -> Cache:
+        """Room for `num_rows` sequences of up to `context` tokens, of which a pass has at most `rows_at_once`. An encoder's layers share one."""
+        if self.kv == "cpu":
+            return OffloadedKV(
+                self.device, len(self.blocks), num_rows, self.heads.kv_count, context, self.config.head_dim, self.kv_dtype, rows_at_once
+            )
         return KVCache.allocate(
             self.device, len(self.blocks), num_rows, self.heads.kv_count, context, self.config.head_dim, self.kv_dtype,
             shared=not self.config.causal,
         )  # fmt: skip
 
-    def forward(self, batch: Batch, cache: KVCache) -> Array:
+    def forward(self, batch: Batch, cache: Cache) -> Array:
         """Logits float32 [len(batch.outputs), V] on the device, the same on every tensor-parallel rank."""
         return self.logits(batch, self._pass(batch, cache))
 
@@ -84,18 +90,18 @@ class Runner:
             x = x[self.device.to_device(batch.outputs)]
         return self.head(x)
 
-    def hidden(self, batch: Batch, cache: KVCache) -> Array:
+    def hidden(self, batch: Batch, cache: Cache) -> Array:
         """Last hidden states float32 [T, D] on the device."""
         return self.head.final_norm(self._pass(batch, cache))
 
-    def decode(self, slots: Slots, cache: KVCache) -> Array:
+    def decode(self, slots: Slots, cache: Cache) -> Array:
         """Logits float32 [B, V] of a token a slot, from inputs that live on the device: no upload, no wait, and no check,
         so that a graph can hold it (models/decode_graph.py, which checks)."""
         rotary = None if self.rotary is None else self.rotary.at(slots.positions)
         step = Step(slots.tokens, slots.rows, slots.positions, slots.ends, rotary, distinct=True)  # a slot, a row (layers/decode.py)
         return self.head(self.layers(step, cache))
 
-    def encode(self, step: Step, cache: KVCache) -> tuple[Array, Array]:
+    def encode(self, step: Step, cache: Cache) -> tuple[Array, Array]:
         """Of an encoder: what the layers give and the last hidden states (`hidden`), float32 [T, D] each, from inputs that live on
         the device; for a graph, as `decode` (models/encode_graph.py, which checks)."""
         x = self.layers(step, cache)
@@ -109,53 +115,58 @@ class Runner:
             return "the experts' tokens are gathered on the host"
         if not isinstance(self.weights, ResidentWeights):
             return "the weights are streamed"
+        if self.kv == "cpu":
+            return "keys and values are in host memory"
         if self.stage.count > 1:
             return "a pipeline's stages exchange through host memory"
         if self.device.name == "cuda" and not self.collective.capturable:
             return "the ranks exchange through host memory"
         return None
 
-    def first_not_finite(self, batch: Batch, cache: KVCache) -> str:
+    def first_not_finite(self, batch: Batch, cache: Cache) -> str:
         """Where numbers stop being finite in this pass: "layer 3" or so. Runs it again (the cache gets what it has), a look
         after every layer; on all tensor-parallel ranks together."""
-        step, xp = self._upload(batch), self.device.xp
+        step, xp = self._upload(batch, cache), self.device.xp
         x = self.embedding(step)
         if not bool(xp.isfinite(x).all()):
             return "the embedding"
         for index, block in enumerate(self.blocks):
-            x = block(x, self.weights.layer(index), step, cache.layers[index])
+            x = block(x, self.weights.layer(index), step, cache.open_layer(index))
+            cache.close_layer(index)
             if not bool(xp.isfinite(x).all()):
                 return f"layer {index}"
         return "the head"
 
-    def _pass(self, batch: Batch, cache: KVCache) -> Array:
+    def _pass(self, batch: Batch, cache: Cache) -> Array:
         return self.stage_pass(batch, cache, None)
 
-    def stage_pass(self, batch: Batch, cache: KVCache, x: Array | None) -> Array:
+    def stage_pass(self, batch: Batch, cache: Cache, x: Array | None) -> Array:
         """What this stage's last block gives, float32 [T, D], from what the stage before gave (None: there is none)."""
         self.check(batch, cache)
-        x = self.layers(self._upload(batch), cache, x)
+        x = self.layers(self._upload(batch, cache), cache, x)
         np.maximum.at(cache.lengths, batch.rows, batch.ends)
         return x
 
-    def layers(self, step: Step, cache: KVCache, x: Array | None = None) -> Array:
+    def layers(self, step: Step, cache: Cache, x: Array | None = None) -> Array:
         """What the last block gives, float32 [T, D], from inputs that live on the device: no upload, no wait, no check, so that a
         graph can hold it (models/prompt_graph.py, which checks). x: a stage's, from the stage before, changed."""
         if x is None:
             x = self.embedding(step)
         for index, block in enumerate(self.blocks):
-            x = block(x, self.weights.layer(index), step, cache.layers[index])
+            x = block(x, self.weights.layer(index), step, cache.open_layer(index))
+            cache.close_layer(index)
         return x
 
-    def _upload(self, batch: Batch) -> Step:
+    def _upload(self, batch: Batch, cache: Cache) -> Step:
         upload = self.device.to_device
+        rows = cache.begin_pass(batch.rows, batch.positions)
         positions = upload(batch.positions)
         rotary = None if self.rotary is None else self.rotary.step(batch, positions)
         types = None if batch.types is None else upload(batch.types)
         distinct = len(set(batch.rows.tolist())) == len(batch.rows)  # then a token is alone in its row, and the last of it
-        return Step(upload(batch.tokens), upload(batch.rows), positions, upload(batch.ends), rotary, types, distinct)
+        return Step(upload(batch.tokens), upload(rows), positions, upload(batch.ends), rotary, types, distinct)
 
-    def check(self, batch: Batch, cache: KVCache) -> None:
+    def check(self, batch: Batch, cache: Cache) -> None:
         """A wrong index on a GPU would read another sequence's memory, so it is refused on the host."""
         limit = self.limit(cache)
         if int(batch.ends.max()) > limit:
@@ -165,7 +176,7 @@ class Runner:
         if int(batch.tokens.max()) >= self.config.vocab_size or int(batch.tokens.min()) < 0:
             raise ValueError(f"batch: a token id outside the vocabulary of {self.config.vocab_size}")
 
-    def limit(self, cache: KVCache) -> int:
+    def limit(self, cache: Cache) -> int:
         """Positions that a row may have."""
         if self.config.rope is not None and self.config.rope.kind == "dynamic":
             return cache.context  # made to go past the trained context

@@ -27,6 +27,7 @@ from l2_dense_parallel.pipeline.stages import Stage, make_stages
 from l2_dense_parallel.slicing import Shard
 from l2_dense_parallel.world import World
 from layers.config import ModelConfig
+from layers.kv_cache import KVCache
 from models.build import build_runner
 from models.chat import chat_end_ids
 from models.cli.options import EngineOptions
@@ -58,6 +59,7 @@ class OpenModel:
     verbose: bool = False
     graph: bool | None = None  # --graph, --no-graph, or neither
     int8: str = "w8a16"  # --int8
+    kv: str = "gpu"  # --kv
     stage: Stage | None = None  # of a pipeline, with its pipe and how micro-batches go through it
     pipe: Pipe | None = None
     between_stages: Collective = field(default_factory=NoCollective)
@@ -108,7 +110,11 @@ class OpenModel:
     def decoder(self, cache_size: tuple[int, int], sampling: Sampling | None = None) -> Decoder | None:
         """What replays decode steps as graphs over a cache of (rows, context), or None: by --graph, else on a GPU, where the
         model allows it. Says so where it was asked for and cannot be, and under --verbose. sampling: the steps', default the likeliest."""
-        return Decoder(self.runner, self.runner.new_cache(*cache_size), sampling) if self._takes_graphs("step") else None
+        if not self._takes_graphs("step"):
+            return None
+        cache = self.runner.new_cache(*cache_size)
+        assert isinstance(cache, KVCache)  # otherwise no graph
+        return Decoder(self.runner, cache, sampling)
 
     def encode_graphs(self, num_texts: int, context: int) -> EncodeGraphs | None:
         """The same for an encoder's passes of up to so many texts of so many tokens."""
@@ -131,7 +137,7 @@ class OpenModel:
         together = self.world.agreement() if self.mesh.size == self.world.size else nullcontext()
         with together, progress_bar(f"loading {self.name}", self.speaks) as progress:
             shard = Shard(self.mesh.tp_rank, self.mesh.tp)
-            self._runner = build_runner(self.checkpoint, self.device, dtype or self.dtype, shard, self.collective, progress, self.int8, self.stage)
+            self._runner = build_runner(self.checkpoint, self.device, dtype or self.dtype, shard, self.collective, progress, self.int8, self.stage, self.kv)
         self.device.synchronize()
         self.load_s = time.perf_counter() - start
         if self.speaks and kernels_are_cold(self.device):
@@ -159,6 +165,8 @@ def open_model(world: World, engine: EngineOptions, quiet: bool, seen: dict[str,
             raise UserError(f"--model {engine.model}: {family} is an encoder and generates no text; see python -m models.bert")
         if checkpoint.config.causal and encoder:
             raise UserError(f"--model {engine.model}: {family} generates text and is no encoder; see python -m models.gpt")
+        if encoder and engine.kv == "cpu":
+            raise UserError("--kv cpu: an encoder keeps no keys and values; leave it out")
         tokenizer = tokenizer_of(path)
     device_name, index, taking_part, line = choose_device(world, engine)
     config = checkpoint.config
@@ -178,7 +186,7 @@ def open_model(world: World, engine: EngineOptions, quiet: bool, seen: dict[str,
         engine.model, world, checkpoint, tokenizer, device, mesh, dtype,
         collective=open_collective(world, mesh, "tp", device.name, engine.share_gpu),
         between_groups=open_collective(world, mesh, "dp"),
-        verbose=engine.verbose, graph=engine.graph, int8=engine.int8 or "w8a16",
+        verbose=engine.verbose, graph=engine.graph, int8=engine.int8 or "w8a16", kv=engine.kv,
         stage=stages[mesh.pp_rank] if mesh.pp > 1 else None, pipe=open_pipe(world, mesh),
         between_stages=open_collective(world, mesh, "pp"),
         plan=Plan(engine.schedule or "hybrid", engine.prompt_micro_batches, engine.token_micro_batches),

@@ -47,7 +47,7 @@ class EngineOptions:
     all_to_all: Annotated[str | None, flag("--all-to-all", panel=RANKS, metavar="pcc|flat|hierarchical", text="exchange of tokens and experts")] = None
     capacity_factor: Annotated[float | None, flag("--capacity-factor", panel=RANKS, metavar="F", text="the most tokens an expert takes")] = None
 
-    kv: Annotated[str, flag("--kv", panel=MEMORY, metavar="gpu|cpu", text="where the KV cache lives")] = "gpu"
+    kv: Annotated[str, flag("--kv", panel=MEMORY, metavar="gpu|cpu", text="where keys and values live: cpu brings them a layer at a time")] = "gpu"
     offload_parity: Annotated[
         bool | None, flag("--offload-parity/--no-offload-parity", panel=MEMORY, text="odd and even layers' caches take turns", show_default=False)
     ] = None
@@ -122,8 +122,7 @@ def refuse_what_is_not_built(options: EngineOptions) -> None:
     needs = [
         (given("--all-to-all", options.all_to_all), experts),
         (given("--capacity-factor", options.capacity_factor), "a capacity limit is"),
-        ("--kv cpu" if options.kv == "cpu" else None, "a KV cache in host memory is"),
-        (parity, "a KV cache in host memory is"),
+        (parity, "turns of odd and even layers are"),
         (given("--weights", options.weights) if options.weights != "gpu" else None, streaming),
         (given("--store", options.store), streaming),
         (given("--prefetch", options.prefetch), streaming),

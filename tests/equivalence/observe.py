@@ -135,7 +135,7 @@ def _poisoned_cache(runner: Any, rows: int, context: int) -> KVCache:
 
 
 def _poison(cache: KVCache) -> None:
-    for layer in cache.layers:
+    for layer in [*cache.layers, *getattr(cache, "buffers", ())]:
         poison = encode(np.full(1, np.nan, np.float32), layer.dtype)[0]
         layer.k[...] = poison
         layer.v[...] = poison

@@ -43,6 +43,7 @@ class Setting:
             pass in which the first generates its first token, in rows that are not in order
     int8    of dtype int8: "w8a16", or "w8a8": activations rounded too
     tp, pp  ranks of tensor parallelism, stages of a pipeline
+    kv      where keys and values live
     layers  0: the whole model; n: cut to its first n layers, compared with a float64 run of the cut
     graph   steps in which no prompt starts are replays of a graph (on the host: repeated calls) whose slots move on by themselves;
             an encoder's passes are replays
@@ -56,6 +57,7 @@ class Setting:
     int8: str = "w8a16"
     tp: int = 1
     pp: int = 1
+    kv: str = "gpu"
     batch: str = "together"
     layers: int = 0
     graph: bool = False
@@ -96,6 +98,9 @@ CPU_SETTINGS = [
     Setting(dtype="int8", int8="w8a8", batch="staggered"),
     Setting(tp=2),
     Setting(tp=4),
+    Setting(kv="cpu", cases=tuple(DECODERS)),
+    Setting(kv="cpu", dtype="fp16", batch="staggered", cases=tuple(DECODERS)),
+    Setting(pp=2, kv="cpu", batch="staggered", cases=tuple(DECODERS)),
     Setting(pp=2, cases=tuple(DECODERS)),
     Setting(pp=2, dtype="fp16", batch="staggered", cases=tuple(DECODERS)),
     Setting(pp=2, dtype="int8", int8="w8a8", cases=tuple(DECODERS)),
@@ -125,6 +130,8 @@ GPU_SETTINGS = [
     Setting(device="cuda", dtype="int8", int8="w8a8"),
     Setting(device="cuda", dtype="int8", int8="w8a8", batch="staggered"),
     Setting(device="cuda", dtype="fp16", fused=False),
+    Setting(device="cuda", kv="cpu", cases=tuple(DECODERS)),
+    Setting(device="cuda", kv="cpu", dtype="fp16", batch="staggered", cases=tuple(DECODERS)),
     Setting(device="cuda", dtype="fp16", gemm="cublas"),
     Setting(device="cuda", graph=True, cases=GRAPHED),
     Setting(device="cuda", graph=True, batch="alone", dtype="fp16", cases=GRAPHED),

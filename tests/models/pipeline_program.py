@@ -33,7 +33,7 @@ def main(world: World) -> int:
     checkpoint = open_checkpoint(find_model("shakespeare"))
     stage = make_stages(checkpoint.config, mesh.pp)[mesh.pp_rank]
     collective = open_collective(world, mesh, "tp")
-    runner = build_runner(checkpoint, open_device("cpu"), "fp32", Shard(mesh.tp_rank, mesh.tp), collective, stage=stage)
+    runner = build_runner(checkpoint, open_device("cpu"), "fp32", Shard(mesh.tp_rank, mesh.tp), collective, stage=stage, kv=cases["kv"])
     found = []
     for case in cases["cases"]:
         options = GenerateOptions(

@@ -291,7 +291,6 @@ def files(tmp_path):
         (f"run --model {TESTS}/conformance/bert", "is an encoder"),
         ("run --tp 3", "--tp 3"),
         ("run --weights nvme", "--weights nvme: streaming is not there yet"),
-        ("run --kv cpu", "--kv cpu: "),
         ("run --pp 2", "--pp 2 does not divide the 1 ranks"),
         ("run --ep 2", "--ep 2: "),
         ("run --schedule hybrid", "--schedule hybrid: is a pipeline's; add --pp P"),
