@@ -11,6 +11,9 @@ load waits for the layer that used its buffer. Bytes a pass, of rows with n keys
 in and 2 G m d s out. For a token of a long sequence that is all of its cache, so the link bounds it: it pays where there is other work to do
 meanwhile (micro-batches that wait their turn, prompts), or where there is no memory for the cache otherwise.
 
+With a `parity` (`--offload-parity`) only every second layer moves, on odd ranks the odd ones, and the others' caches stay on the device: of two ranks that share a
+link and go through the layers together, one moves at a time. Half of the memory is saved then, and a pass has room for all rows.
+
 On the host devices everything happens in this order, at once.
 """
 
@@ -31,23 +34,33 @@ class OffloadedKV:
     """What `layers.kv_cache.KVCache` is, with host memory behind it. `rows_at_once`: the most rows of a pass."""
 
     def __init__(
-        self, device: Device, num_layers: int, num_rows: int, num_kv_heads: int, context: int, head_dim: int, dtype: str, rows_at_once: int | None = None
-    ) -> None:
+        self, device: Device, num_layers: int, num_rows: int, num_kv_heads: int, context: int, head_dim: int, dtype: str, rows_at_once: int | None = None,
+        parity: int | None = None,
+    ) -> None:  # fmt: skip
         self.device, self.num_rows, self.context, self.dtype = device, num_rows, context, dtype
         self.lengths = np.zeros(num_rows, np.int32)
-        rows = min(num_rows, rows_at_once or num_rows)
+        self.parity = parity
+        # Layers that stay take rows by their numbers, and all layers of a pass are told the same ones.
+        rows = num_rows if parity is not None else min(num_rows, rows_at_once or num_rows)
+        self.moved = [index for index in range(num_layers) if parity is None or index % 2 == parity]
         shape = (num_kv_heads, context, head_dim)
         whole, part = (num_rows, *shape), (rows, *shape)
-        self.layers = [LayerCache(_zeros(device, whole, dtype), _zeros(device, whole, dtype), dtype) for _ in range(num_layers)]
-        self.buffers = [
-            LayerCache(device.zeros(part, CARRIER[dtype]), device.zeros(part, CARRIER[dtype]), dtype) for _ in range(min(BUFFERS, num_layers))
-        ]
+
+        def here(shape: tuple[int, ...]) -> LayerCache:
+            return LayerCache(device.zeros(shape, CARRIER[dtype]), device.zeros(shape, CARRIER[dtype]), dtype)
+
+        def there() -> LayerCache:
+            return LayerCache(_zeros(device, whole, dtype), _zeros(device, whole, dtype), dtype)
+
+        self.layers = [there() if index in self.moved else here(whole) for index in range(num_layers)]
+        self.buffers = [here(part) for _ in range(min(BUFFERS, len(self.moved)))]
         self.copies = device.stream()
         self.loaded = [device.event() for _ in self.buffers]
         self.computed = [device.event() for _ in self.buffers]
         self.bytes_in = self.bytes_out = 0
         self._rows = np.zeros(0, np.int32)  # of the pass, in the order of their slots
-        self._before = self._after = np.zeros(0, np.int64)  # keys of each
+        self._slots: np.ndarray = np.zeros(0, np.int64)
+        self._before = self._after = np.zeros(0, np.int64)  # of each: its row in the buffers, its keys before and after the pass
 
     @staticmethod
     def bytes_needed(num_rows_at_once: int, num_kv_heads: int, context: int, head_dim: int, dtype: str) -> int:
@@ -57,49 +70,55 @@ class OffloadedKV:
     def begin_pass(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """rows, positions int32 [T] of the pass's tokens -> the rows as kernels see them, in the buffers. ValueError for more rows than there is room for."""
         self._rows, slots = np.unique(rows, return_inverse=True)
-        if len(self._rows) > len(self.buffers[0].k):
+        self._slots = np.arange(len(self._rows)) if self.parity is None else self._rows.astype(np.int64)
+        if self.parity is None and self.buffers and len(self._rows) > len(self.buffers[0].k):
             raise ValueError(f"a pass over {len(self._rows)} rows, and buffers of {len(self.buffers[0].k)}")
         first = np.full(len(self._rows), self.context, np.int64)
         last = np.zeros(len(self._rows), np.int64)
         np.minimum.at(first, slots, positions)
         np.maximum.at(last, slots, positions)
         self._before, self._after = first, last + 1
-        for index in range(len(self.buffers)):
-            self._load(index)
-        return slots.astype(np.int32)
+        for place in range(len(self.buffers)):
+            self._load(place)
+        return slots.astype(np.int32) if self.parity is None else rows
 
     def open_layer(self, index: int) -> LayerCache:
         """Layer `index` for the rows of the pass, once it is there. Layers are opened and closed in order, one at a time."""
-        buffer = index % len(self.buffers)
+        if index not in self.moved:
+            return self.layers[index]
+        buffer = self.moved.index(index) % len(self.buffers)
         self.device.current_stream().wait_event(self.loaded[buffer])
         return self.buffers[buffer]
 
     def close_layer(self, index: int) -> None:
-        """The layer's work is launched: its new keys go out, and the buffer takes the next layer but one."""
-        buffer = index % len(self.buffers)
+        """The layer's work is launched: its new keys go out, and the buffer takes the next layer but one of those that move."""
+        if index not in self.moved:
+            return
+        place = self.moved.index(index)
+        buffer = place % len(self.buffers)
         self.device.current_stream().record(self.computed[buffer])
         self.copies.wait_event(self.computed[buffer])
         for slot, row, before, after in self._each():
-            for here, there in self._pairs(index, slot, row):
+            for here, there in self._pairs(place, slot, row):
                 self.device.copy(there[:, before:after], here[:, before:after], self.copies)
                 self.bytes_out += here[:, before:after].nbytes
-        if index + len(self.buffers) < len(self.layers):
-            self._load(index + len(self.buffers))
+        if place + len(self.buffers) < len(self.moved):
+            self._load(place + len(self.buffers))
 
-    def _load(self, index: int) -> None:
+    def _load(self, place: int) -> None:
         for slot, row, before, _ in self._each():
-            for here, there in self._pairs(index, slot, row):
+            for here, there in self._pairs(place, slot, row):
                 if before:
                     self.device.copy(here[:, :before], there[:, :before], self.copies)
                     self.bytes_in += here[:, :before].nbytes
-        self.copies.record(self.loaded[index % len(self.buffers)])
+        self.copies.record(self.loaded[place % len(self.buffers)])
 
     def _each(self) -> Any:
-        return zip(range(len(self._rows)), self._rows.tolist(), self._before.tolist(), self._after.tolist(), strict=True)
+        return zip(self._slots.tolist(), self._rows.tolist(), self._before.tolist(), self._after.tolist(), strict=True)
 
-    def _pairs(self, index: int, slot: int, row: int) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-        """(on the device, on the host) [G, S, d]: keys, values."""
-        buffer, layer = self.buffers[index % len(self.buffers)], self.layers[index]
+    def _pairs(self, place: int, slot: int, row: int) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+        """(on the device, on the host) [G, S, d]: keys, values. place: among the layers that move."""
+        buffer, layer = self.buffers[place % len(self.buffers)], self.layers[self.moved[place]]
         return (buffer.k[slot], layer.k[row]), (buffer.v[slot], layer.v[row])
 
 

@@ -14,11 +14,12 @@ from models.runner import Runner
 def build_runner(
     checkpoint: Checkpoint, device: Device, dtype: str, shard: Shard, collective: Collective, progress: Progress | None = None,
     int8: str = "w8a16", stage: Stage | None = None, kv: str = "gpu",
+    offload_parity: int | None = None,
 ) -> Runner:
-    """dtype "fp32" | "fp16" | "bf16" | "int8": how weights and KV cache are held; int8 "w8a16" | "w8a8" (--int8); stage: of a pipeline; kv: --kv.
+    """dtype "fp32" | "fp16" | "bf16" | "int8": how weights and KV cache are held; int8 "w8a16" | "w8a8" (--int8); stage: of a pipeline; kv: --kv; offload_parity: Runner's.
     UserError where the heads do not divide over the shard's ranks, or the checkpoint is not whole."""
     check_tp(checkpoint.config, shard.size)
     config, ends, layers = stream_model(checkpoint, dtype, shard, progress, stage=stage)
     if int8 == "w8a8":
         layers = rounding_activations(layers)
-    return Runner(config, device, shard, collective, to_device(device, ends), ResidentWeights.load(device, layers), dtype, stage, kv)
+    return Runner(config, device, shard, collective, to_device(device, ends), ResidentWeights.load(device, layers), dtype, stage, kv, offload_parity)

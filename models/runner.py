@@ -36,12 +36,13 @@ class Runner:
     def __init__(
         self, config: ModelConfig, device: Device, shard: Shard, collective: Collective, ends: Tensors, weights: WeightSource, dtype: str,
         stage: Stage | None = None, kv: str = "gpu",
+        offload_parity: int | None = None,
     ) -> None:  # fmt: skip
         """`ends` are the tensors outside the layers, on the device; `weights` gives the layers'; `dtype` is --dtype. With a `stage` of
-        a pipeline, those that it holds, and `weights` counts its layers from 0; models/pipeline.py then runs it. kv: --kv."""
+        a pipeline, those that it holds, and `weights` counts its layers from 0; models/pipeline.py then runs it. kv: --kv; offload_parity: which of every two layers move, None: all."""
         self.config = config
         self.stage = stage or whole(config)
-        self.kv = kv
+        self.kv, self.offload_parity = kv, offload_parity
         self.device = device
         self.weights = weights
         self.collective = collective
@@ -73,8 +74,9 @@ class Runner:
         """Room for `num_rows` sequences of up to `context` tokens, of which a pass has at most `rows_at_once`. An encoder's layers share one."""
         if self.kv == "cpu":
             return OffloadedKV(
-                self.device, len(self.blocks), num_rows, self.heads.kv_count, context, self.config.head_dim, self.kv_dtype, rows_at_once
-            )
+                self.device, len(self.blocks), num_rows, self.heads.kv_count, context, self.config.head_dim, self.kv_dtype, rows_at_once,
+                self.offload_parity,
+            )  # fmt: skip
         return KVCache.allocate(
             self.device, len(self.blocks), num_rows, self.heads.kv_count, context, self.config.head_dim, self.kv_dtype,
             shared=not self.config.causal,

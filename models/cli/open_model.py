@@ -60,6 +60,7 @@ class OpenModel:
     graph: bool | None = None  # --graph, --no-graph, or neither
     int8: str = "w8a16"  # --int8
     kv: str = "gpu"  # --kv
+    parity: int | None = None  # --offload-parity: of this rank
     stage: Stage | None = None  # of a pipeline, with its pipe and how micro-batches go through it
     pipe: Pipe | None = None
     between_stages: Collective = field(default_factory=NoCollective)
@@ -137,7 +138,7 @@ class OpenModel:
         together = self.world.agreement() if self.mesh.size == self.world.size else nullcontext()
         with together, progress_bar(f"loading {self.name}", self.speaks) as progress:
             shard = Shard(self.mesh.tp_rank, self.mesh.tp)
-            self._runner = build_runner(self.checkpoint, self.device, dtype or self.dtype, shard, self.collective, progress, self.int8, self.stage, self.kv)
+            self._runner = build_runner(self.checkpoint, self.device, dtype or self.dtype, shard, self.collective, progress, self.int8, self.stage, self.kv, self.parity)
         self.device.synchronize()
         self.load_s = time.perf_counter() - start
         if self.speaks and kernels_are_cold(self.device):
@@ -186,7 +187,7 @@ def open_model(world: World, engine: EngineOptions, quiet: bool, seen: dict[str,
         engine.model, world, checkpoint, tokenizer, device, mesh, dtype,
         collective=open_collective(world, mesh, "tp", device.name, engine.share_gpu),
         between_groups=open_collective(world, mesh, "dp"),
-        verbose=engine.verbose, graph=engine.graph, int8=engine.int8 or "w8a16", kv=engine.kv,
+        verbose=engine.verbose, graph=engine.graph, int8=engine.int8 or "w8a16", kv=engine.kv, parity=mesh.rank % 2 if engine.offload_parity else None,
         stage=stages[mesh.pp_rank] if mesh.pp > 1 else None, pipe=open_pipe(world, mesh),
         between_stages=open_collective(world, mesh, "pp"),
         plan=Plan(engine.schedule or "hybrid", engine.prompt_micro_batches, engine.token_micro_batches),

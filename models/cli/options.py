@@ -49,7 +49,7 @@ class EngineOptions:
 
     kv: Annotated[str, flag("--kv", panel=MEMORY, metavar="gpu|cpu", text="where keys and values live: cpu brings them a layer at a time")] = "gpu"
     offload_parity: Annotated[
-        bool | None, flag("--offload-parity/--no-offload-parity", panel=MEMORY, text="odd and even layers' caches take turns", show_default=False)
+        bool | None, flag("--offload-parity/--no-offload-parity", panel=MEMORY, text="with --kv cpu: odd ranks move odd layers' caches, even ranks even ones' (default: each moves all)", show_default=False)
     ] = None
     weights: Annotated[str, flag("--weights", panel=MEMORY, metavar="gpu|cpu|nvme", text="where the weights live")] = "gpu"
     store: Annotated[str | None, flag("--store", panel=MEMORY, metavar="DIR", text="where --weights nvme keeps its store")] = None
@@ -79,6 +79,8 @@ class EngineOptions:
         one_of("--kv", self.kv, ("gpu", "cpu"))
         one_of("--weights", self.weights, ("gpu", "cpu", "nvme"))
         one_of("--int8", self.int8, ("w8a16", "w8a8"))
+        if self.offload_parity and self.kv != "cpu":
+            raise UserError("--offload-parity: says which layers' keys and values move; add --kv cpu, or leave it out")
         if self.int8 is not None and self.dtype != "int8":
             raise UserError(f"--int8 {self.int8}: says how --dtype int8 rounds; add --dtype int8, or leave it out")
         one_of("--schedule", self.schedule, SCHEDULES)
@@ -118,11 +120,9 @@ def refuse_what_is_not_built(options: EngineOptions) -> None:
         return None if value is None else f"{name} {value}"
 
     refuse_unbuilt(options.ep)
-    parity = None if options.offload_parity is None else ("--offload-parity" if options.offload_parity else "--no-offload-parity")
     needs = [
         (given("--all-to-all", options.all_to_all), experts),
         (given("--capacity-factor", options.capacity_factor), "a capacity limit is"),
-        (parity, "turns of odd and even layers are"),
         (given("--weights", options.weights) if options.weights != "gpu" else None, streaming),
         (given("--store", options.store), streaming),
         (given("--prefetch", options.prefetch), streaming),

@@ -29,7 +29,7 @@ def check_setting(setting: Setting, device: Any, shard: Shard | None = None, col
     verdict = Verdict()
     for name in setting.case_names():
         case = shortened(load_case(CASES / name)) if setting.short else load_case(CASES / name)
-        runner: Any = build(case["dir"], device, setting.dtype, setting.layers, shard or Shard(), collective or NoCollective(), setting.int8, pipe, setting.kv)
+        runner: Any = build(case["dir"], device, setting.dtype, setting.layers, shard or Shard(), collective or NoCollective(), setting.int8, pipe, setting.kv, setting.parity)
         if pipe is not None:
             runner = PipelinedModel(runner, pipe)
         got = observe(runner, case, setting.batch, setting.graph)
@@ -55,15 +55,17 @@ def _float64(name: str, dtype: str, layers: int, short: bool, int8: str) -> Obse
 
 
 def build(
-    folder: Path, device: Any, dtype: str, layers: int, shard: Shard, collective: Any, int8: str = "w8a16", pipe: Any = None, kv: str = "gpu"
-) -> Runner:
+    folder: Path, device: Any, dtype: str, layers: int, shard: Shard, collective: Any, int8: str = "w8a16", pipe: Any = None, kv: str = "gpu",
+    parity: bool = False,
+) -> Runner:  # fmt: skip
     checkpoint = open_checkpoint(folder)
     config = cut(checkpoint.config, layers) if layers else checkpoint.config
     stage = make_stages(config, pipe.size)[pipe.stage] if pipe is not None else None
     _, ends, tensors = stream_model(checkpoint, dtype, shard, layers=range(config.num_layers), stage=stage)
     if int8 == "w8a8":
         tensors = rounding_activations(tensors)
-    return Runner(config, device, shard, collective, to_device(device, ends), ResidentWeights.load(device, tensors), dtype, stage, kv)
+    moved = shard.rank % 2 if parity else None
+    return Runner(config, device, shard, collective, to_device(device, ends), ResidentWeights.load(device, tensors), dtype, stage, kv, moved)
 
 
 def cut(config: ModelConfig, layers: int) -> ModelConfig:

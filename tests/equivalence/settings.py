@@ -43,7 +43,7 @@ class Setting:
             pass in which the first generates its first token, in rows that are not in order
     int8    of dtype int8: "w8a16", or "w8a8": activations rounded too
     tp, pp  ranks of tensor parallelism, stages of a pipeline
-    kv      where keys and values live
+    kv      where keys and values live; parity: odd ranks move odd layers' alone, even ranks even ones'
     layers  0: the whole model; n: cut to its first n layers, compared with a float64 run of the cut
     graph   steps in which no prompt starts are replays of a graph (on the host: repeated calls) whose slots move on by themselves;
             an encoder's passes are replays
@@ -58,6 +58,7 @@ class Setting:
     tp: int = 1
     pp: int = 1
     kv: str = "gpu"
+    parity: bool = False
     batch: str = "together"
     layers: int = 0
     graph: bool = False
@@ -100,6 +101,7 @@ CPU_SETTINGS = [
     Setting(tp=4),
     Setting(kv="cpu", cases=tuple(DECODERS)),
     Setting(kv="cpu", dtype="fp16", batch="staggered", cases=tuple(DECODERS)),
+    Setting(tp=2, kv="cpu", parity=True, dtype="fp16", batch="staggered", cases=tuple(DECODERS)),
     Setting(pp=2, kv="cpu", batch="staggered", cases=tuple(DECODERS)),
     Setting(pp=2, cases=tuple(DECODERS)),
     Setting(pp=2, dtype="fp16", batch="staggered", cases=tuple(DECODERS)),

@@ -46,8 +46,8 @@ class LogStream:
         self.log.diary.append((self.name, ("wait", id(event))))
 
 
-def make(device: Any, layers: int = 3, rows: int = 4, at_once: int | None = None) -> OffloadedKV:
-    cache = OffloadedKV(device, layers, rows, G, S, R, "fp32", at_once)
+def make(device: Any, layers: int = 3, rows: int = 4, at_once: int | None = None, parity: int | None = None) -> OffloadedKV:
+    cache = OffloadedKV(device, layers, rows, G, S, R, "fp32", at_once, parity)
     for layer in [*cache.layers, *cache.buffers]:
         layer.k[...] = layer.v[...] = np.nan
     return cache
@@ -67,8 +67,9 @@ def write(cache: OffloadedKV, rows: list[int], positions: list[int], value: floa
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3, 5])
-def test_what_was_written_is_there_in_later_passes(layers: int) -> None:
-    cache = make(CpuDevice(), layers, at_once=2)
+@pytest.mark.parametrize("parity", [None, 0, 1])
+def test_what_was_written_is_there_in_later_passes(parity: int | None, layers: int) -> None:
+    cache = make(CpuDevice(), layers, at_once=2, parity=parity)
     write(cache, [3, 3, 3, 1], [0, 1, 2, 0], 10)
     write(cache, [1, 3], [1, 3], 20)
     write(cache, [0, 0], [0, 1], 30)
@@ -111,6 +112,30 @@ def test_a_layer_waits_for_its_load_and_a_load_for_the_buffers_last_layer() -> N
     # And a load is never asked for before the layer that had its buffer was closed.
     order = device.diary.index(("compute", ("record", computed[0])))
     assert device.diary[order + 1] == ("copies", ("wait", computed[0]))
+
+
+def copying(parity: int | None, layers: int) -> set[int]:
+    """Layers in whose time this rank copies: between a layer's opening and the next one's."""
+    device = Log()
+    cache = make(device, layers, parity=parity)
+    write(cache, [1], [0], 1)
+    slots = cache.begin_pass(np.array([1], np.int32), np.array([1], np.int32))
+    assert slots.tolist() == ([0] if parity is None else [1])
+    found = set()
+    for index in range(layers):
+        device.diary.clear()
+        cache.open_layer(index)
+        cache.close_layer(index)
+        if ("copies", "copy") in device.diary:
+            found.add(index)
+    return found
+
+
+def test_with_parity_two_ranks_never_copy_in_the_time_of_one_layer() -> None:
+    """Ranks of a tensor-parallel pair go through the layers together."""
+    odd, even = copying(1, 7), copying(0, 7)
+    assert odd == {1, 3, 5} and even == {0, 2, 4, 6} and not odd & even
+    assert copying(None, 7) == set(range(7))
 
 
 def test_more_rows_than_there_is_room_for() -> None:

@@ -305,7 +305,7 @@ def files(tmp_path):
         ("run --all-to-all pcc", "--all-to-all pcc: "),
         ("run --fusion", "--fusion: fused kernels are a GPU's"),
         ("run --overlap --device cpu", "--overlap: launches overlap on a GPU alone"),
-        ("run --no-offload-parity", "--no-offload-parity: "),
+        ("run --offload-parity", "--offload-parity: says which layers' keys and values move; add --kv cpu"),
         ("score", "give one of --text FILE and --ids"),
         ("score --text bad.txt --ids one.jsonl", "give one of"),
         ("score --text bad.txt", "bad.txt line 3: not valid UTF-8"),
