@@ -22,7 +22,6 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from l1_kernels.errors import UserError
-from l2_dense_parallel.board import FAILED
 from l2_dense_parallel.ranks import read_launch, thread_plan, yield_when_crowded
 from l2_dense_parallel.world import World, flush, merge_texts, one_line
 
@@ -86,11 +85,11 @@ def _fail(world: World, error: BaseException) -> NoReturn:
     if isinstance(error, _Done):
         raise error
     if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "Abort":  # Abort: Click's and Typer's for Ctrl-C
-        _exit_at_once(130)
+        _exit_at_once(world, 130)
     if isinstance(error, BrokenPipeError):
         # What is still in the buffer must not raise once more while Python shuts down.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        _exit_at_once(141)
+        _exit_at_once(world, 141)
     status, text = classify(error)
     details = "" if status == 2 else "".join(traceback.format_exception(error))
     if details and world.size > 1:
@@ -114,7 +113,7 @@ def _fail_in_thread(world: World, failed: threading.ExceptHookArgs) -> None:
         return
     error = failed.exc_value or failed.exc_type()
     if isinstance(error, BrokenPipeError):
-        _exit_at_once(141)
+        _exit_at_once(world, 141)
     status, text = classify(error)
     sys.stderr.write(f"error: {text}\n" if status == 2 else "".join(traceback.format_exception(error)))
     world.abort(status)
@@ -144,7 +143,7 @@ def _meet(world: World, text: str) -> list[str] | None:
     except UserError:
         pass  # what has failed here is said, not why the ranks cannot agree on it
     if world.watchdog is not None:
-        world.watchdog.mark(FAILED)
+        world.mark_failed()
         return world.meet(text, MEETING)
     # MPI cannot start (mpi4py is missing, or is another MPI's), so on no rank: rank 0 speaks, the others give it time to.
     if world.rank:
@@ -167,6 +166,7 @@ def _part(world: World) -> None:
         pass
 
 
-def _exit_at_once(status: int) -> NoReturn:
+def _exit_at_once(world: World, status: int) -> NoReturn:
+    world.mark_failed()
     flush()
     os._exit(status)

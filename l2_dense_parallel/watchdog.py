@@ -4,6 +4,7 @@ MPI has no timeouts: a rank whose partner left by `sys.exit(0)`, or waits in ano
 twice a second at what this rank waits for. Slow is not a fault, so a partner that is alive and working is waited for
 (`PATIENCE` at most); the wait is ended where nobody can come any more:
 - a member of the group has ended, or its process is gone;
+- a rank of this machine has not run for `SILENCE` seconds, though its process is there (SIGSTOP, a hung file system);
 - every rank of the world waits in some collective and nothing has moved for `DEADLOCK` seconds;
 - `PATIENCE` is over, or the time that the caller set (`limit`).
 Each completed call starts the clocks anew.
@@ -19,11 +20,12 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from l2_dense_parallel.board import CALLS, DEVICE, ENDED, FAILED, GROUP, OPERATION, SINCE, STATE, WAITING, WORKING, Board
+from l2_dense_parallel.board import CALLS, DEVICE, ENDED, FAILED, GROUP, OPERATION, SINCE, STATE, WAITING, WORKING, Board, Pulse
 
 OPERATIONS = ("all_reduce", "all_gather", "broadcast", "barrier", "gather", "agree", "set-up", "the device", "receive")
 GROUPS = ("world", "tp", "dp", "pp", "ep", "es")
 DEADLOCK = 15.0  # s; every call here takes far less once all have come
+SILENCE = 15.0  # s
 PATIENCE = 900.0  # s
 POLL = 0.5  # s
 
@@ -36,6 +38,7 @@ class Watchdog:
         self._end = end  # called with the reason, on the watchdog's thread; does not return
         self._members: tuple[int, ...] = ()
         self._limit = PATIENCE
+        self._pulses = [Pulse(board, row) for row in range(len(board.ranks)) if row != board.row]
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -86,6 +89,9 @@ class Watchdog:
     def _watch(self) -> None:
         before: tuple[float, str] | None = None
         while not self._stop.wait(POLL):
+            self.board.beat()
+            for pulse in self._pulses:
+                pulse.look()
             call = self.board.field(self.board.row, CALLS)
             reason = self._hopeless()
             # Twice in a row: a partner may have ended a moment after its part of the call was done.
@@ -95,10 +101,16 @@ class Watchdog:
             before = (call, reason.split(";")[0]) if reason else None
 
     def _hopeless(self) -> str:
-        """Why the call that this rank is in can never end, or ""."""
+        """Why the call that this rank is in, or its wait for the others at the end, can never be over; or ""."""
         board, row = self.board, self.board.row
         state = board.field(row, STATE)
-        if state not in (WAITING, DEVICE):
+        if state not in (WAITING, DEVICE, ENDED):
+            return ""
+        for pulse in self._pulses:  # of any rank, not of partners alone: these may wait for it on another machine
+            if pulse.still * POLL >= SILENCE:
+                here = f"waits in {self._call(row)}" if state != ENDED else "has ended"
+                return f"rank {board.ranks[pulse.row]} does not run (stopped, or its system hangs) while rank {board.ranks[row]} {here}"
+        if state == ENDED:
             return ""
         waited = time.monotonic() - board.field(row, SINCE)
         if waited < 2 * POLL:
@@ -111,7 +123,8 @@ class Watchdog:
             if not board.alive(other):
                 return f"rank {board.ranks[other]} is gone while {me}"
         rows = range(len(board.ranks))
-        stuck = all(board.field(other, STATE) in (WAITING, ENDED, FAILED) for other in rows)
+        runs = all(pulse.still * POLL < 2.0 for pulse in self._pulses)  # else see above, soon
+        stuck = runs and all(board.field(other, STATE) in (WAITING, ENDED, FAILED) for other in rows)
         moved = max(board.field(other, SINCE) for other in rows if board.field(other, STATE) == WAITING) if stuck else 0.0
         if board.complete and stuck and time.monotonic() - moved > DEADLOCK:
             return f"the ranks wait in different calls and none can go on; {self._everyone()}"
@@ -139,5 +152,5 @@ class Watchdog:
             self._end(reason)
         else:
             time.sleep(2.0)
+            self.mark(FAILED)
             os._exit(1)
-

@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from l1_kernels.errors import UserError
-from l2_dense_parallel.board import ENDED, open_board
+from l2_dense_parallel.board import ENDED, FAILED, open_board
 from l2_dense_parallel.ranks import Launch
+from l2_dense_parallel.sentinel import start_sentinel
 from l2_dense_parallel.watchdog import Watchdog
 
 START_LIMIT = 60.0  # s for MPI to start, and for the first exchange
@@ -39,6 +40,7 @@ class World:
         self.watchdog: Watchdog | None = None
         self._mpi: Any = None
         self._control: Any = None
+        self._sentinel: Any = None  # held, so that Python does not ask after it
         self._started = False
 
     @property
@@ -71,7 +73,10 @@ class World:
             self.comm, self._control = world.Dup(), world.Dup()
             self.hosts = tuple(self.comm.allgather(self._mpi.Get_processor_name()))
             node = self.comm.Split_type(self._mpi.COMM_TYPE_SHARED, key=self.rank)
-            self.watchdog = Watchdog(open_board(node, self.rank, self.size), self._end_now)
+            board = open_board(node, self.rank, self.size)
+            if node.rank == 0:
+                self._sentinel = start_sentinel(board)
+            self.watchdog = Watchdog(board, self._end_now)
             self.watchdog.start()
             self._self_test()
         finally:
@@ -150,6 +155,7 @@ class World:
 
     def abort(self, status: int) -> NoReturn:
         """End this rank and all others, now. `Abort` itself may block: then a bare exit ends the job."""
+        self.mark_failed()
         flush()
         time.sleep(0.2)  # a launcher may drop what it has not read yet
         if self.comm is not None:
@@ -159,6 +165,11 @@ class World:
             if threading.current_thread() is threading.main_thread() or self._mpi.Query_thread() == self._mpi.THREAD_MULTIPLE:
                 self._mpi.COMM_WORLD.Abort(status)
         os._exit(status)
+
+    def mark_failed(self) -> None:
+        """Whoever sees this rank end knows that it has spoken for itself."""
+        if self.watchdog is not None:
+            self.watchdog.mark(FAILED)
 
     def _end_now(self, reason: str) -> NoReturn:
         sys.stderr.write(f"error: {reason}\n")

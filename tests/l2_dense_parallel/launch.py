@@ -23,6 +23,7 @@ class Ended:
     out: str
     err: str
     seconds: float
+    left_behind: list[int]  # processes that are still there, whoever started them
 
     @property
     def errors(self) -> list[str]:
@@ -51,11 +52,30 @@ def environment(**changes: str) -> dict[str, str]:
 
 def start(command: list[str], env: dict[str, str], limit: float) -> Ended:
     began = time.monotonic()
+    mark = f"STRATA_TEST={os.getpid()}-{began}"  # all processes of this start have it in their environment
+
     def heed_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job, which CI may be, is started to ignore them
 
+    env = {**env, **dict([mark.split("=")])}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit, preexec_fn=heed_interrupts)
-    return Ended(done.returncode, done.stdout, done.stderr, time.monotonic() - began)
+    seconds = time.monotonic() - began
+    patience = time.monotonic() + 2.0  # one that has closed its output may yet be leaving
+    while (left := having(mark)) and time.monotonic() < patience:
+        time.sleep(0.02)
+    return Ended(done.returncode, done.stdout, done.stderr, seconds, left)
+
+
+def having(mark: str) -> list[int]:
+    """Processes with this NAME=VALUE in their environment; none where there is no /proc. A zombie has none."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark.encode() in entry.read_bytes().split(b"\0"):
+                found.append(int(entry.parent.name))
+        except OSError:
+            pass
+    return found
 
 
 def on_ranks(ranks: int, *arguments: str, limit: float = 60.0, **env: str) -> Ended:

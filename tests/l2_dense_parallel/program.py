@@ -11,9 +11,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from l1_kernels.errors import UserError
-from l2_dense_parallel import faults
+from l2_dense_parallel import faults, watchdog
 from l2_dense_parallel.world import World
 
 
@@ -198,9 +199,39 @@ _FAULTS: dict[str, Callable] = {
     "exit0": lambda world, collective: sys.exit(0),
     "exit3": lambda world, collective: sys.exit(3),
     "kill": lambda world, collective: os.kill(os.getpid(), signal.SIGKILL),
+    "stop": lambda world, collective: os.kill(os.getpid(), signal.SIGSTOP),
     "interrupt": lambda world, collective: os.kill(os.getpid(), signal.SIGINT),
     "barrier": lambda world, collective: collective.barrier(),
 }
+
+
+def generate(world: World, phase: str, how: str, who: str, silence: str, *arguments: str) -> None:
+    """`python -m models.gpt ARGUMENTS`, where rank `who` fails in way `how` as it takes its weights ("loading"), begins its first
+    pass ("prefill"), its third ("decode"), or as it leaves ("end"). silence: the watchdog's, "" as it is."""
+    from models.gpt import command_line
+
+    watchdog.SILENCE = float(silence or watchdog.SILENCE)
+    if phase != "end":
+        from l1_kernels.device import prepare
+
+        prepare("cpu")
+        from l4_offload.resident import ResidentWeights
+        from models.runner import Runner
+
+        owner, name, count = (ResidentWeights, "load", 1) if phase == "loading" else (Runner, "layers", {"prefill": 1, "decode": 3}[phase])
+        real, calls = getattr(owner, name), 0
+
+        def failing(*given: Any, **named: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == count and str(world.rank) == who:
+                _FAULTS[how](world, None)
+            return real(*given, **named)
+
+        setattr(owner, name, failing)
+    command_line(world, list(arguments))
+    if phase == "end" and str(world.rank) == who:
+        _FAULTS[how](world, None)
 
 
 def leave(world: World, who: str) -> None:
@@ -328,7 +359,7 @@ PROGRAMS: dict[str, Callable] = {
     function.__name__: function
     for function in (
         *(sums, staged, meshes, uneven, threads),
-        *(usage, fail, leave, early, agreed, arguments, no_mpi4py, pipe),
+        *(usage, fail, generate, leave, early, agreed, arguments, no_mpi4py, pipe),
         *(gpu_sums, gpu_leave, gpu_refused),
     )
 }

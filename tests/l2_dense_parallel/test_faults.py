@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from l2_dense_parallel.board import PID, SINCE, SLOTS, Board, Pulse
 from l2_dense_parallel.faults import classify
+from l2_dense_parallel.watchdog import DEADLOCK, GROUPS, OPERATIONS, POLL, SILENCE, Watchdog
 from l2_dense_parallel.world import differing, merge_texts, name_ranks
 from tests.l2_dense_parallel.launch import HERE, alone, environment, on_ranks
 
@@ -151,6 +158,7 @@ def test_a_fault_on_one_rank(ranks: int, how: str, who: str, words: list[str]) -
     for word in words:
         assert word in ended.err
     assert len(ended.errors) <= 1
+    assert ended.left_behind == []
     assert ended.err.count("Traceback") == (how in ("exception", "thread"))
 
 
@@ -185,6 +193,104 @@ def test_slow_is_no_fault() -> None:
     ended = on_ranks(2, "uneven", "17")  # longer than the watchdog gives ranks that all wait
     assert ended.status == 0 and ended.err == ""
     assert ended.out.count("done") == 2
+
+
+# -- ranks: a fault on one, in each part of a run ----------------------------------------------------------------------------
+
+
+IN_A_RUN = [
+    ("--tp", "loading", "exception", 1, "rank 1 of 2:\n"),
+    ("--pp", "prefill", "exception", 0, "rank 0 of 2:\n"),
+    ("--pp", "decode", "exception", 1, "rank 1 of 2:\n"),
+    ("--pp", "loading", "exit0", 1, "rank 1 has ended while rank 0 waits in agree (world)"),
+    ("--tp", "prefill", "exit0", 0, "rank 0 has ended while rank 1 waits in all_reduce (tp)"),
+    ("--pp", "decode", "exit0", 1, "rank 1 has ended while rank 0 waits in receive (pp)"),
+    ("--tp", "loading", "kill", 0, "rank 0 was killed"),
+    ("--pp", "prefill", "kill", 1, "rank 1 was killed"),
+    ("--tp", "decode", "kill", 1, "rank 1 was killed"),
+    ("--pp", "loading", "stop", 1, "rank 1 does not run (stopped, or its system hangs) while rank 0 waits in agree (world)"),
+    ("--tp", "prefill", "stop", 0, "rank 0 does not run (stopped, or its system hangs) while rank 1 waits in all_reduce (tp)"),
+    ("--pp", "decode", "stop", 1, "rank 1 does not run (stopped, or its system hangs) while rank 0 waits in receive (pp)"),
+    ("--tp", "end", "stop", 1, "rank 1 does not run (stopped, or its system hangs) while rank 0 has ended"),
+]
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.parametrize(("axis", "phase", "how", "who", "words"), IN_A_RUN, ids=[" ".join(map(str, case[:4])) for case in IN_A_RUN])
+def test_a_fault_in_a_run(axis: str, phase: str, how: str, who: int, words: str) -> None:
+    silence = "" if phase == "decode" else "2"  # the real one once
+    ended = on_ranks(2, "generate", phase, how, str(who), silence, "run", "--device", "cpu", axis, "2", "--max-new-tokens", "8", "--json")
+    assert ended.status != 0 and ended.seconds < LIMIT
+    assert words in ended.err
+    assert len(ended.errors) == (how != "exception")
+    assert ended.err.count("Traceback") == (how == "exception")
+    assert ('"token_ids"' in ended.out) == (phase == "end")
+    assert ended.left_behind == []  # a stopped process does not end by itself
+
+
+# -- whether a rank runs -----------------------------------------------------------------------------------------------------
+
+SLEEPS, WORKS = "import time\nwhile True: time.sleep(9)", "while True: pass"
+
+
+@contextmanager
+def two_rows(program: str) -> Iterator[tuple[Board, Board, subprocess.Popen]]:
+    """A board whose row 0 is this process, and row 1 one that runs `program` and does not beat by itself."""
+    slots = array("d", [0.0] * 2 * SLOTS)
+    mine, other = Board(slots, (0, 1), 0, True), Board(slots, (0, 1), 1, True)
+    with subprocess.Popen([sys.executable, "-c", program]) as process:
+        try:
+            slots[SLOTS + PID] = process.pid
+            time.sleep(0.2)  # it has started
+            yield mine, other, process
+        finally:
+            process.kill()
+
+
+def looks(pulse: Pulse, count: int) -> int:
+    for _ in range(count):
+        time.sleep(0.1)
+        pulse.look()
+    return pulse.still
+
+
+def test_a_rank_that_works_in_one_long_call_runs() -> None:
+    with two_rows(WORKS) as (mine, _, process):
+        pulse = Pulse(mine, 1)
+        assert looks(pulse, 8) <= 2  # other work may have the cores for a moment
+        process.send_signal(signal.SIGSTOP)
+        assert looks(pulse, 8) >= 6
+        process.send_signal(signal.SIGCONT)
+        assert looks(pulse, 8) <= 2
+
+
+def test_a_rank_that_beats_runs() -> None:
+    with two_rows(SLEEPS) as (mine, other, process):
+        pulse = Pulse(mine, 1)
+        looks(pulse, 5)
+        assert pulse.still >= 3
+        other.beat()
+        assert looks(pulse, 1) == 0
+        process.kill()
+        process.wait()
+        assert looks(pulse, 5) >= 3
+
+
+def test_a_stopped_rank_is_no_deadlock() -> None:
+    """Both wait, one because it was stopped while it waited: the words are of that one."""
+    with two_rows(SLEEPS) as (mine, other, _):
+        watchdog = Watchdog(mine, lambda reason: None)
+        watchdog.enter(OPERATIONS.index("barrier"), GROUPS.index("tp"), (0, 1))
+        Watchdog(other, lambda reason: None).enter(OPERATIONS.index("all_reduce"), GROUPS.index("tp"), (0, 1))
+        for board in (mine, other):
+            board.slots[board.base + SINCE] -= DEADLOCK + 1
+        assert "different calls" in watchdog._hopeless()
+        (pulse,) = watchdog._pulses
+        pulse.still = int(SILENCE / POLL) // 2
+        assert watchdog._hopeless() == ""
+        pulse.still = int(SILENCE / POLL)
+        assert watchdog._hopeless() == "rank 1 does not run (stopped, or its system hangs) while rank 0 waits in barrier (tp)"
 
 
 # -- ranks: agreement ------------------------------------------------------------------------------------------------------
