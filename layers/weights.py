@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 
 from l1_kernels.weight import Array, Weight
 
@@ -57,6 +57,24 @@ class LayerWeights:
             ffn_down=optional_linear(tensors, "ffn.down"),
             moe=_moe(tensors),
         )
+
+
+def held_bytes(*parts: object) -> int:
+    """Bytes of everything in such groups of tensors, what is there twice counted once."""
+    found: dict[int, int] = {}
+
+    def visit(part: object) -> None:
+        if isinstance(part, Weight):
+            found[id(part.data)] = part.nbytes
+        elif is_dataclass(part):
+            for field in fields(part):
+                visit(getattr(part, field.name))
+        elif hasattr(part, "nbytes"):
+            found[id(part)] = int(part.nbytes)
+
+    for part in parts:
+        visit(part)
+    return sum(found.values())
 
 
 def norm(tensors: Tensors, name: str) -> Norm | None:

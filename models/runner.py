@@ -27,7 +27,7 @@ from layers.kv_cache import KVCache
 from layers.protocols import Cache, FeedForward, WeightSource
 from layers.rotary import Rotary
 from layers.step import Step
-from layers.weights import Tensors
+from layers.weights import Tensors, held_bytes
 
 
 class Runner:
@@ -108,6 +108,11 @@ class Runner:
         the device; for a graph, as `decode` (models/encode_graph.py, which checks)."""
         x = self.layers(step, cache)
         return x, self.head.final_norm(x)
+
+    def held_bytes(self) -> int:
+        """Of this rank's weights in the device's memory."""
+        layers = self.weights.layers if isinstance(self.weights, ResidentWeights) else []
+        return held_bytes(self.embedding.weights, *layers)
 
     def graph_problem(self) -> str | None:
         """Why a graph cannot hold `decode`, or an encoder's `encode`, in a few words, or None."""

@@ -19,7 +19,8 @@ from l1_kernels.errors import UserError
 from l1_kernels.kernel_cache import kernel_cache
 from l2_dense_parallel.collectives import Collective, NoCollective
 from l2_dense_parallel.gpus import choose_gpus
-from l2_dense_parallel.mesh import Mesh, build_mesh, choose_shape
+from l2_dense_parallel.mesh import Mesh, build_mesh, choose_shape, placement
+from l2_dense_parallel.mesh_picture import draw_mesh
 from l2_dense_parallel.open_collective import open_collective
 from l2_dense_parallel.pipeline.pipe import Pipe, open_pipe
 from l2_dense_parallel.pipeline.simulate import Bar
@@ -145,7 +146,11 @@ class OpenModel:
             print("compiling kernels: some seconds, the first time only", file=sys.stderr, flush=True)
         if self.verbose:
             free, total = self.device.memory()
-            print(f"rank {self.world.rank}: loaded in {self.load_s:.2f} s, {free >> 20} of {total >> 20} MiB free", file=sys.stderr, flush=True)
+            held = self.runner.held_bytes()
+            print(
+                f"rank {self.world.rank}: {held / 2**20:.1f} MiB of weights loaded in {self.load_s:.2f} s, {free >> 20} of {total >> 20} MiB free",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
 
 
 def open_model(world: World, engine: EngineOptions, quiet: bool, seen: dict[str, Any], encoder: bool = False) -> OpenModel | None:
@@ -194,6 +199,8 @@ def open_model(world: World, engine: EngineOptions, quiet: bool, seen: dict[str,
     )  # fmt: skip
     if opened.speaks:
         say_where(opened, line, sys.stderr if quiet else sys.stdout)
+        if opened.verbose and mesh.size > 1:
+            print(draw_mesh(mesh.shape, placement(world.hosts, taking_part), world.hosts, [stage.layers for stage in stages]), file=sys.stderr, flush=True)
     return opened
 
 

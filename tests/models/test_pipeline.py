@@ -135,3 +135,15 @@ def test_the_commands(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("To be, or not to be, that is the question.")
     losses = [json.loads(strata(ranks, "score", "--device", "cpu", "--text", str(tmp_path / "text"), "--json", *flags)) for ranks, flags in ((1, []), (2, ["--pp", "2"]))]
     assert losses[0]["mean_nll"] == pytest.approx(losses[1]["mean_nll"], abs=1e-6)
+
+
+@pytest.mark.mpi
+def test_each_rank_says_what_it_holds() -> None:
+    command = ["mpirun", "-n", "4", sys.executable, "-m", "models.gpt", "run", "--device", "cpu", "--tp", "2", "--pp", "2", "--prompt", "a", "-n", "1", "--verbose"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "stage 0  layers 0-1   [0 1]" in done.stderr and "stage 1  layers 2-3   [2 3]" in done.stderr
+    sizes = sorted(float(line.split("MiB")[0].split()[-1]) for line in done.stderr.splitlines() if "of weights loaded" in line)
+    runner = build_runner(open_checkpoint(find_model("shakespeare")), open_device("cpu"), "fp32", Shard(), NoCollective())
+    whole = runner.held_bytes() / 2**20
+    assert len(sizes) == 4 and whole / 4 < sum(sizes) / 4 < 0.33 * whole  # norms and positions on every rank, the tied table on both stages
