@@ -27,6 +27,7 @@ from layers.protocols import Cache
 from models.generate import GenerateOptions, Result, Running, cache_size, check_prompts, text_stream
 from models.runner import Runner
 from models.sampling import next_token
+from models.stage_graph import StageGraphs
 from models.tokenizer import Tokenizer
 
 OnText = Callable[[int, str], None]
@@ -47,9 +48,10 @@ class Plan:
 def generate_pipelined(
     runner: Runner, pipe: Pipe, prompts: Sequence[Sequence[int]], options: GenerateOptions, plan: Plan, tokenizer: Tokenizer | None = None,
     on_text: OnText | None = None, indices: Sequence[int] | None = None, bars: list[Bar] | None = None,
+    graphs: bool = False,
 ) -> list[Result]:  # fmt: skip
     """As `models.generate.generate`, on all stages together; only stage 0 has the results, the others return []. bars: gets when this stage
-    worked, in seconds of time.perf_counter."""
+    worked, in seconds of time.perf_counter. graphs: token passes are replays; the runner must have no `step_problem`."""
     check_prompts(runner.config, prompts, options.max_new_tokens)
     numbers = list(indices or range(len(prompts)))
     results: list[Result] = []
@@ -59,9 +61,9 @@ def generate_pipelined(
         schedule = plan.of(pipe.size, len(some))
         stage: _First | _Later
         if pipe.stage == 0:
-            stage = _First(runner, pipe, schedule, options, some, numbers[first:], tokenizer, on_text, start)
+            stage = _First(runner, pipe, schedule, options, some, numbers[first:], graphs, tokenizer, on_text, start)
         else:
-            stage = _Later(runner, pipe, schedule, options, some, numbers[first:])
+            stage = _Later(runner, pipe, schedule, options, some, numbers[first:], graphs)
         results += stage.run()
         if bars is not None:
             bars += stage.bars
@@ -79,12 +81,23 @@ def measured(stages: Sequence[Sequence[Bar]]) -> Trace:
 class _Stage:
     """What all stages know: the prompts, so how long each sequence is at each pass."""
 
-    def __init__(self, runner: Runner, pipe: Pipe, schedule: Schedule, options: GenerateOptions, prompts: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, runner: Runner, pipe: Pipe, schedule: Schedule, options: GenerateOptions, prompts: Sequence[Sequence[int]], graphs: bool
+    ) -> None:
         self.runner, self.pipe, self.schedule, self.options, self.prompts = runner, pipe, schedule, options, prompts
         rows, context = cache_size(prompts, options)
         most = max(len(part) for part in (*schedule.prompt_parts, *schedule.token_parts))
         self.cache: Cache = runner.new_cache(len(prompts), context, most)
         self.bars: list[Bar] = []
+        self.graphs = StageGraphs(runner, self.cache) if graphs else None
+
+    def work(self, work: Work, batch: Batch, x: np.ndarray | None) -> np.ndarray:
+        """Of this stage's layers, on the host: hidden states, or on the last stage logits."""
+        runner = self.runner
+        if self.graphs is not None and work.number > 0:
+            return runner.device.to_host(self.graphs(batch, x))
+        y = runner.stage_pass(batch, self.cache, None if x is None else runner.device.to_device(x))
+        return runner.device.to_host(runner.logits(batch, y) if self.pipe.stage == self.pipe.size - 1 else y)
 
     def done(self, work: Work, alive: list[int], start: float) -> None:
         self.bars.append(Bar(self.pipe.stage, work, len(alive), start, time.perf_counter()))
@@ -99,9 +112,9 @@ class _Stage:
 class _First(_Stage):
     def __init__(
         self, runner: Runner, pipe: Pipe, schedule: Schedule, options: GenerateOptions, prompts: Sequence[Sequence[int]], indices: Sequence[int],
-        tokenizer: Tokenizer | None, on_text: OnText | None, start: float,
+        graphs: bool, tokenizer: Tokenizer | None, on_text: OnText | None, start: float,
     ) -> None:  # fmt: skip
-        super().__init__(runner, pipe, schedule, options, prompts)
+        super().__init__(runner, pipe, schedule, options, prompts, graphs)
         self.sequences = [
             Running(Result(index, list(ids)), text_stream(options, tokenizer), row)
             for row, (index, ids) in enumerate(zip(indices, prompts, strict=False))
@@ -129,8 +142,7 @@ class _First(_Stage):
         start = time.perf_counter()
         self.pipe.send(1, header(len(self.prompts), work, alive))
         tokens = [self.sequences[i].result.token_ids[-1] for i in alive] if work.number else []
-        x = self.runner.stage_pass(self.batch(work, alive, tokens), self.cache, None)
-        self.pipe.send(1, self.runner.device.to_host(x))
+        self.pipe.send(1, sendable(self.work(work, self.batch(work, alive, tokens), None)))
         self.out.append((work, alive))
         self.done(work, alive, start)
 
@@ -147,9 +159,10 @@ class _Later(_Stage):
     """Any stage but the first. It follows what it is told: the works that come, in the schedule's order, less those that have ended."""
 
     def __init__(
-        self, runner: Runner, pipe: Pipe, schedule: Schedule, options: GenerateOptions, prompts: Sequence[Sequence[int]], indices: Sequence[int]
-    ) -> None:
-        super().__init__(runner, pipe, schedule, options, prompts)
+        self, runner: Runner, pipe: Pipe, schedule: Schedule, options: GenerateOptions, prompts: Sequence[Sequence[int]], indices: Sequence[int],
+        graphs: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(runner, pipe, schedule, options, prompts, graphs)
         self.indices = indices
         self.chosen: list[list[int]] = [[] for _ in prompts]
 
@@ -166,17 +179,16 @@ class _Later(_Stage):
             batch = self.batch(work, alive, [0] * count)
             x = pipe.receive(pipe.stage - 1, np.empty((len(batch.tokens), runner.config.hidden_size), np.float32))
             start = time.perf_counter()
-            y = runner.stage_pass(batch, self.cache, runner.device.to_device(x))
+            y = self.work(work, batch, x)
             if pipe.stage < pipe.size - 1:
-                pipe.send(pipe.stage + 1, runner.device.to_host(y))
+                pipe.send(pipe.stage + 1, sendable(y))
             else:
-                pipe.send(0, np.asarray(self._choose(batch, alive, y), np.int32))
+                pipe.send(0, np.asarray(self._choose(alive, y), np.int32))
             self.done(work, alive, start)
 
-    def _choose(self, batch: Batch, alive: list[int], y: Any) -> list[int]:
+    def _choose(self, alive: list[int], logits: np.ndarray) -> list[int]:
         """On the last stage: the next token of each, decided on its first tensor-parallel rank."""
         runner, options = self.runner, self.options
-        logits = runner.device.to_host(runner.logits(batch, y))
         if options.check_nan and not np.isfinite(logits).all():
             first = alive[int(np.flatnonzero(~np.isfinite(logits).all(axis=1))[0])]
             raise UserError(
@@ -193,6 +205,11 @@ class _Later(_Stage):
         for i, token in zip(alive, tokens, strict=True):
             self.chosen[i].append(token)
         return tokens
+
+
+def sendable(x: np.ndarray) -> np.ndarray:
+    """A copy: on the host devices x may be an array that the next pass writes to, and a send takes its time."""
+    return np.array(x, np.float32)
 
 
 def header(sequences: int, work: Work | None = None, alive: Sequence[int] = ()) -> np.ndarray:

@@ -116,6 +116,10 @@ class Runner:
 
     def graph_problem(self) -> str | None:
         """Why a graph cannot hold `decode`, or an encoder's `encode`, in a few words, or None."""
+        return self.step_problem() or ("a stage has no model of its own" if self.stage.count > 1 else None)
+
+    def step_problem(self) -> str | None:
+        """Why a graph cannot hold a token pass of this runner's layers (models/stage_graph.py), or None."""
         if self.rotary is not None and self.rotary.table is None:
             return "dynamic rotary scaling makes its tables on the host"
         if self.config.moe is not None:
@@ -124,8 +128,6 @@ class Runner:
             return "the weights are streamed"
         if self.kv == "cpu":
             return "keys and values are in host memory"
-        if self.stage.count > 1:
-            return "a pipeline's stages exchange through host memory"
         if self.device.name == "cuda" and not self.collective.capturable:
             return "the ranks exchange through host memory"
         return None

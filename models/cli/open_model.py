@@ -90,7 +90,8 @@ class OpenModel:
         """`models.generate.generate`, or its like over a pipeline, whose first stage alone has results; bars: gets when this stage worked."""
         if self.pipe is None:
             return generate(self.runner, prompts, options, self.tokenizer, on_text=on_text, indices=indices, decoder=decoder)
-        return generate_pipelined(self.runner, self.pipe, prompts, options, self.plan, self.tokenizer, on_text, indices, bars)
+        graphs = self._takes_graphs("stage's pass", self.runner.step_problem())
+        return generate_pipelined(self.runner, self.pipe, prompts, options, self.plan, self.tokenizer, on_text, indices, bars, graphs)
 
     @property
     def held(self) -> str:
@@ -112,7 +113,7 @@ class OpenModel:
     def decoder(self, cache_size: tuple[int, int], sampling: Sampling | None = None) -> Decoder | None:
         """What replays decode steps as graphs over a cache of (rows, context), or None: by --graph, else on a GPU, where the
         model allows it. Says so where it was asked for and cannot be, and under --verbose. sampling: the steps', default the likeliest."""
-        if not self._takes_graphs("step"):
+        if self.pipe is not None or not self._takes_graphs("step", self.runner.graph_problem()):
             return None
         cache = self.runner.new_cache(*cache_size)
         assert isinstance(cache, KVCache)  # otherwise no graph
@@ -120,12 +121,11 @@ class OpenModel:
 
     def encode_graphs(self, num_texts: int, context: int) -> EncodeGraphs | None:
         """The same for an encoder's passes of up to so many texts of so many tokens."""
-        return EncodeGraphs(self.runner, num_texts, context) if self._takes_graphs("pass") else None
+        return EncodeGraphs(self.runner, num_texts, context) if self._takes_graphs("pass", self.runner.graph_problem()) else None
 
-    def _takes_graphs(self, what: str) -> bool:
+    def _takes_graphs(self, what: str, problem: str | None) -> bool:
         if not (self.device.name == "cuda" if self.graph is None else self.graph):
             return False
-        problem = self.runner.graph_problem()
         if self.speaks and (self.verbose or (self.graph and problem)):
             line = f"each {what} is one replay of a graph" if problem is None else f"every {what} runs without a graph: {problem}"
             print(line, file=sys.stderr, flush=True)

@@ -34,12 +34,13 @@ def main(world: World) -> int:
     stage = make_stages(checkpoint.config, mesh.pp)[mesh.pp_rank]
     collective = open_collective(world, mesh, "tp")
     runner = build_runner(checkpoint, open_device("cpu"), "fp32", Shard(mesh.tp_rank, mesh.tp), collective, stage=stage, kv=cases["kv"])
+    assert runner.step_problem() is None or not cases["graphs"]
     found = []
     for case in cases["cases"]:
         options = GenerateOptions(
             case["new_tokens"], Sampling(**case.get("sampling", {})), eos_ids=tuple(case.get("eos_ids", ())), batch_size=case["batch_size"]
         )
-        results = generate_pipelined(runner, pipe, case["prompts"], options, Plan(*case["plan"]))
+        results = generate_pipelined(runner, pipe, case["prompts"], options, Plan(*case["plan"]), graphs=cases["graphs"])
         assert mesh.pp_rank == 0 or not results
         found.append([[r.token_ids, r.finish_reason, len(r.token_times)] for r in results])
     if mesh.rank == 0:

@@ -30,7 +30,7 @@ class SleepingRunner:
         self.device = SimpleNamespace(to_host=np.asarray, to_device=np.asarray)
         self.collective = NoCollective()
 
-    def new_cache(self, num_rows: int, context: int) -> None:
+    def new_cache(self, num_rows: int, context: int, rows_at_once: int) -> None:
         return None
 
     def stage_pass(self, batch: Any, cache: Any, x: np.ndarray | None) -> np.ndarray:

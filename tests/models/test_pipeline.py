@@ -59,10 +59,10 @@ def alone(some: list[dict[str, Any]]) -> list[Any]:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("tp", "pp", "kv"), [(1, 2, "gpu"), (1, 4, "cpu"), (2, 2, "gpu")])
-def test_the_tokens_are_those_of_one_rank(tp: int, pp: int, kv: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("tp", "pp", "kv", "graphs"), [(1, 2, "gpu", False), (1, 4, "cpu", False), (2, 2, "gpu", False), (1, 2, "gpu", True)])
+def test_the_tokens_are_those_of_one_rank(tp: int, pp: int, kv: str, graphs: bool, tmp_path: Path) -> None:
     file = tmp_path / "cases.json"
-    file.write_text(json.dumps({"tp": tp, "pp": pp, "kv": kv, "cases": cases()}))
+    file.write_text(json.dumps({"tp": tp, "pp": pp, "kv": kv, "graphs": graphs, "cases": cases()}))
     command = ["mpirun", "-n", str(tp * pp), sys.executable, "-m", "tests.models.pipeline_program", str(file)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
