@@ -9,6 +9,7 @@ import numpy as np
 from l1_kernels.device import Device
 from l1_kernels.weight import Array, Weight
 from l2_dense_parallel.collectives import Collective, NoCollective
+from l2_dense_parallel.pipeline.stages import Stage, whole
 from l2_dense_parallel.slicing import Shard, TensorSlice, global_tensors, layer_tensors
 from l4_offload.resident import ResidentWeights
 from layers.config import ModelConfig
@@ -28,25 +29,26 @@ def random_runner(
 
 
 def random_weights(
-    config: ModelConfig, device: Device, dtype: str, shard: Shard | None = None, seed: int = 0
+    config: ModelConfig, device: Device, dtype: str, shard: Shard | None = None, seed: int = 0, stage: Stage | None = None
 ) -> tuple[dict[str, Weight | Array], list[LayerWeights]]:
     """Every tensor that a checkpoint of this config would have, random: zeros would run faster than real numbers do. (Those outside
-    the layers, the layers'.) They are there when this returns, on whatever stream they are read."""
+    the layers, the layers'; of a pipeline's `stage`, its own.) They are there when this returns, on whatever stream they are read."""
     shard = shard or Shard()
     rng = device.xp.random.default_rng(seed)
-    ends = _tensors(device, rng, dtype, config, global_tensors(config, shard))
-    layers = [LayerWeights.from_tensors(_tensors(device, rng, dtype, config, layer_tensors(config, i, shard))) for i in range(config.num_layers)]
+    stage = stage or whole(config)
+    ends = _tensors(device, rng, dtype, config, {n: part for n, part in global_tensors(config, shard).items() if stage.holds(n, config)})
+    layers = [LayerWeights.from_tensors(_tensors(device, rng, dtype, config, layer_tensors(config, i, shard))) for i in stage.layers]
     device.synchronize()
     return ends, layers
 
 
 def runner_of(
     config: ModelConfig, device: Device, dtype: str, weights: tuple[dict[str, Weight | Array], list[LayerWeights]],
-    shard: Shard | None = None, collective: Collective | None = None,
+    shard: Shard | None = None, collective: Collective | None = None, stage: Stage | None = None,
 ) -> Runner:  # fmt: skip
     """A model over `random_weights`, which several may share: one for each way to run on a GPU (open_device's fused and gemm)."""
     ends, layers = weights
-    return Runner(config, device, shard or Shard(), collective or NoCollective(), ends, ResidentWeights(layers), dtype)
+    return Runner(config, device, shard or Shard(), collective or NoCollective(), ends, ResidentWeights(layers), dtype, stage)
 
 
 def _tensors(device: Device, rng: Any, dtype: str, config: ModelConfig, slices: dict[str, TensorSlice]) -> dict[str, Weight | Array]:
