@@ -448,6 +448,13 @@ TENSOR_CORES = [
 
 
 @cuda.jit
+def turn_kernel(x):
+    """Launched like any other it waits for nothing. (Early: tests/l1_kernels/gpu/test_early_gpu.py.)"""
+    ptx.take_turn()
+    x[cuda.threadIdx.x] += np.float32(1)
+
+
+@cuda.jit
 def message_kernel(data, flags, out):
     """Every block waits for the message of the block after it; the last one, which starts last, sends without waiting."""
     i = cuda.threadIdx.x
@@ -530,6 +537,7 @@ def grid_sync_arguments(blocks: int, counter: int) -> Callable[[np.random.Genera
 MESSAGE = "void(int64[:, ::1], int32[::1], int64[:, ::1])"
 GRID_SYNC = "void(int32[::1], int64[:, ::1], int64[:, ::1], int64[::1])"
 FLAGS = [
+    Check("take_turn", turn_kernel, "void(float32[::1])", lambda rng: [rng.standard_normal(THREADS, dtype=np.float32)], lambda a: {0: a[0] + np.float32(1)}),
     Check("messages", message_kernel, MESSAGE, message_arguments, messages, grid=BLOCKS, ptx="ld.acquire.gpu.global.s32"),
     Check("system_messages", system_message_kernel, MESSAGE, message_arguments, messages, grid=BLOCKS, ptx="st.release.sys.global.s32"),
     Check(

@@ -43,6 +43,14 @@ def test_every_instruction_has_a_check() -> None:
     assert made - used == {"trap"}  # which groups.grid_sync uses
 
 
+def test_an_instruction_that_is_too_new_is_left_out() -> None:
+    """One lowering serves both: libNVVM knows which GPU it writes for."""
+    kernel = next(check for check in INSTRUCTIONS if check.name == "take_turn").kernel
+    make = front_end(kernel, "void(float32[::1])", "80")
+    assert "griddepcontrol" not in make((8, 0)) and "__nvvm_reflect" not in make((8, 0))
+    assert "griddepcontrol.wait; griddepcontrol.launch_dependents;" in make((9, 0))
+
+
 def test_resources_are_read(ptxas: str) -> None:
     @cuda.jit
     def hungry(x):
