@@ -147,10 +147,11 @@ class OpenModel:
         if self.verbose:
             free, total = self.device.memory()
             held = self.runner.held_bytes()
-            print(
-                f"rank {self.world.rank}: {held / 2**20:.1f} MiB of weights loaded in {self.load_s:.2f} s, {free >> 20} of {total >> 20} MiB free",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
+            # In one piece, so that other ranks' lines do not come between it and its end.
+            sys.stderr.write(
+                f"rank {self.world.rank}: {held / 2**20:.1f} MiB of weights loaded in {self.load_s:.2f} s, {free >> 20} of {total >> 20} MiB free\n"
+            )
+            sys.stderr.flush()
 
 
 def open_model(world: World, engine: EngineOptions, quiet: bool, seen: dict[str, Any], encoder: bool = False) -> OpenModel | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -143,7 +144,7 @@ def test_each_rank_says_what_it_holds() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "stage 0  layers 0-1   [0 1]" in done.stderr and "stage 1  layers 2-3   [2 3]" in done.stderr
-    sizes = sorted(float(line.split("MiB")[0].split()[-1]) for line in done.stderr.splitlines() if "of weights loaded" in line)
+    sizes = [float(size) for size in re.findall(r"([\d.]+) MiB of weights loaded", done.stderr)]
     runner = build_runner(open_checkpoint(find_model("shakespeare")), open_device("cpu"), "fp32", Shard(), NoCollective())
     whole = runner.held_bytes() / 2**20
     assert len(sizes) == 4 and whole / 4 < sum(sizes) / 4 < 0.33 * whole  # norms and positions on every rank, the tied table on both stages
