@@ -26,7 +26,7 @@ def first_layer(device: Device, case: str, num_tokens: int) -> tuple[np.ndarray,
     cache, rows = runner.new_cache(num_tokens + 1, 8), np.arange(num_tokens, dtype=np.int32)[::-1] + 1
     for array in (cache.layers[0].k, cache.layers[0].v):
         array[...] = 0
-    step = runner._upload(Batch.step(rows, rows, np.ones(num_tokens, np.int32)))
+    step = runner._upload(Batch.step(rows, rows, np.ones(num_tokens, np.int32)), cache)
     x = np.random.default_rng(3).standard_normal((num_tokens, runner.config.hidden_size)).astype(np.float32)
     before = device.launches()
     y = runner.blocks[0](device.to_device(x), runner.weights.layer(0), step, cache.layers[0])
