@@ -50,7 +50,7 @@ class CudaDevice:
         self.description = cupy.cuda.runtime.getDeviceProperties(index)["name"].decode()
         self._numba_streams: dict[int, Any] = {0: 0}
         library = Gemm()
-        overlap = overlap and int(self._device.compute_capability) >= OVERLAP_CAPABILITY
+        self.overlaps = overlap = overlap and int(self._device.compute_capability) >= OVERLAP_CAPABILITY
         self._kernels = (GpuKernels if fused else LibraryKernels)(self.empty, self._numba_stream, library, QuickLaunch(overlap), self._upload)
         self.kernels: Kernels = self._kernels
         self.replays = 0

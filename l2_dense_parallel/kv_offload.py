@@ -43,6 +43,7 @@ class OffloadedKV:
         # Layers that stay take rows by their numbers, and all layers of a pass are told the same ones.
         rows = num_rows if parity is not None else min(num_rows, rows_at_once or num_rows)
         self.moved = [index for index in range(num_layers) if parity is None or index % 2 == parity]
+        self._place = {index: place for place, index in enumerate(self.moved)}
         shape = (num_kv_heads, context, head_dim)
         whole, part = (num_rows, *shape), (rows, *shape)
 
@@ -84,17 +85,18 @@ class OffloadedKV:
 
     def open_layer(self, index: int) -> LayerCache:
         """Layer `index` for the rows of the pass, once it is there. Layers are opened and closed in order, one at a time."""
-        if index not in self.moved:
+        place = self._place.get(index)
+        if place is None:
             return self.layers[index]
-        buffer = self.moved.index(index) % len(self.buffers)
+        buffer = place % len(self.buffers)
         self.device.current_stream().wait_event(self.loaded[buffer])
         return self.buffers[buffer]
 
     def close_layer(self, index: int) -> None:
         """The layer's work is launched: its new keys go out, and the buffer takes the next layer but one of those that move."""
-        if index not in self.moved:
+        place = self._place.get(index)
+        if place is None:
             return
-        place = self.moved.index(index)
         buffer = place % len(self.buffers)
         self.device.current_stream().record(self.computed[buffer])
         self.copies.wait_event(self.computed[buffer])

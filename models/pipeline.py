@@ -4,7 +4,7 @@
     others       are told which, take the hidden states, and pass theirs on
     last stage   chooses a token for each, and sends them back to stage 0
 
-Prompts are taken `batch_size` at a time. A work whose sequences have all ended is passed on as a word and costs nothing else.
+Prompts are taken `batch_size` at a time. A work whose sequences have all ended is left out.
 `PipelinedModel` is the other way to run stages: one pass at a time, for whatever asks a model for logits.
 """
 
@@ -142,7 +142,7 @@ class _First(_Stage):
         start = time.perf_counter()
         self.pipe.send(1, header(len(self.prompts), work, alive))
         tokens = [self.sequences[i].result.token_ids[-1] for i in alive] if work.number else []
-        self.pipe.send(1, sendable(self.work(work, self.batch(work, alive, tokens), None)))
+        self.pipe.send(1, sendable(self.work(work, self.batch(work, alive, tokens), None), getattr(self.runner.device, "name", "") != "cuda"))
         self.out.append((work, alive))
         self.done(work, alive, start)
 
@@ -181,7 +181,7 @@ class _Later(_Stage):
             start = time.perf_counter()
             y = self.work(work, batch, x)
             if pipe.stage < pipe.size - 1:
-                pipe.send(pipe.stage + 1, sendable(y))
+                pipe.send(pipe.stage + 1, sendable(y, getattr(runner.device, "name", "") != "cuda"))
             else:
                 pipe.send(0, np.asarray(self._choose(alive, y), np.int32))
             self.done(work, alive, start)
@@ -207,9 +207,9 @@ class _Later(_Stage):
         return tokens
 
 
-def sendable(x: np.ndarray) -> np.ndarray:
-    """A copy: on the host devices x may be an array that the next pass writes to, and a send takes its time."""
-    return np.array(x, np.float32)
+def sendable(x: np.ndarray, host: bool) -> np.ndarray:
+    """x, or a copy where the next pass may write to it before it is sent: a host device's arrays and their views; a GPU's come as new ones."""
+    return np.array(x, np.float32) if host else np.ascontiguousarray(x, np.float32)
 
 
 def header(sequences: int, work: Work | None = None, alive: Sequence[int] = ()) -> np.ndarray:

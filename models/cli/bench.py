@@ -108,6 +108,8 @@ def figures(opened: OpenModel, options: BenchOptions, results: list[Result], ban
     times = results[0].token_times
     step = (times[-1] - times[0]) / (len(times) - 1)
     weights = bytes_read(opened.runner, options.batch)
+    if opened.pipe is not None:  # each micro-batch reads them
+        weights *= len(opened.plan.of(opened.pipe.size, options.batch).token_parts)
     gb_s = weights / step / 1e9
     return {
         "model": opened.name,
@@ -169,7 +171,8 @@ def bytes_read(runner: Runner, batch: int) -> int:
             total += touched * (layer.moe.up.weight.nbytes + layer.moe.down.weight.nbytes) + layer.moe.gate.nbytes
         total += sum(matrix.weight.nbytes for matrix in matrices if matrix is not None)
     ends = runner.head.weights
-    matrices = [ends.head, ends.project_in, ends.project_out]
+    matrices = [ends.project_in] if runner.stage.is_first else []
+    matrices += [ends.head, ends.project_out] if runner.stage.is_last else []  # a tied table lies on the first stage too, and is not read there
     return round(total) + sum(matrix.weight.nbytes for matrix in matrices if matrix is not None)
 
 

@@ -188,6 +188,8 @@ def open_model(world: World, engine: EngineOptions, quiet: bool, seen: dict[str,
     with world.agreement():
         stages = make_stages(config, mesh.pp)
     device = open_device(device_name, index, fused=engine.fusion, overlap=engine.overlap is not False)
+    if engine.overlap and not getattr(device, "overlaps", False):
+        raise UserError("--overlap: this GPU is older than compute capability 9.0; leave it out")
     dtype = engine.dtype or (config.dtype if device.name == "cuda" else "fp32")
     opened = OpenModel(
         engine.model, world, checkpoint, tokenizer, device, mesh, dtype,
