@@ -2,21 +2,24 @@
 
 "A 16-byte access at (array, index)" starts at element `index` of a C-contiguous array of any dtype, counted as it lies in
 memory; its address must be a multiple of 16. It carries four uint32. `inline_ptx.instruction` explains the notation.
+An `_at` takes an address in place of an array: of memory that no array of this process's is made of, another GPU's.
 
     loads and stores     load16 load16_floats load16_stream load16_stream_if load16_shared
-                         store16 store16_shared prefetch_l2
+                         store16 store16_floats store16_floats_at store16_shared prefetch_l2
     asynchronous copies  copy_async16 commit_async wait_async
     16-bit floats        f16_to_f32 bf16_to_f32 f32_to_f16 f32_to_bf16, and the pairs f16x2_to_f32x2 bf16x2_to_f32x2 ...
                          s8x4_to_f16x4 (int8, for the tensor cores)
     float32              exp2
     tensor cores         mma_f16 mma_bf16 mma_s8
     flags                load_acquire store_release add_release fetch_add_release, and _system ones for other GPUs
+                         store_release_system_at
     the next launch      take_turn
     the end              trap
 """
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -81,6 +84,25 @@ def load16_shared(array: Any, index: Any) -> Any:
 def store16(array: Any, index: Any, words: Any) -> None:
     """Write four uint32 to global memory."""
     _words(array, index)[:] = words
+
+
+@instruction("st.global.v4.f32 [$0], {$1,$2,$3,$4};", takes=["element", "f32x4"], effect="memory")
+def store16_floats(array: Any, index: Any, numbers: Any) -> None:
+    """Write four float32 to global memory."""
+    _words(array, index).view(np.float32)[:] = numbers
+
+
+def _at(address: Any, dtype: Any, count: int) -> np.ndarray:
+    """What lies at an address of this process's memory; nothing checks that it is anybody's."""
+    if address % (count * 4):
+        raise ValueError(f"address {address}: {count * 4} bytes there are misaligned")
+    return np.ctypeslib.as_array((ctypes.c_uint32 * count).from_address(int(address))).view(dtype)
+
+
+@instruction("st.global.v4.f32 [$0], {$1,$2,$3,$4};", takes=["i64", "f32x4"], effect="memory")
+def store16_floats_at(address: Any, numbers: Any) -> None:
+    """Write four float32 to an address in global memory, this GPU's or one that it can reach."""
+    _at(address, np.float32, 4)[:] = numbers
 
 
 @instruction(
@@ -291,6 +313,12 @@ def store_release(flags: Any, index: Any, value: Any) -> None:
 def store_release_system(flags: Any, index: Any, value: Any) -> None:
     """store_release for another GPU to see."""
     flags.reshape(-1)[index] = value
+
+
+@instruction("st.release.sys.global.s32 [$0], $1;", takes=["i64", "i32"], effect="memory")
+def store_release_system_at(address: Any, value: Any) -> None:
+    """store_release_system of the flag at an address: another GPU's."""
+    _at(address, np.int32, 1)[0] = value
 
 
 @instruction("red.release.gpu.global.add.s32 [$0], $1;", takes=["element", "i32"], effect="memory")

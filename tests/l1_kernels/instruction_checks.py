@@ -101,6 +101,19 @@ def store_kernel(source, out):
 
 
 @cuda.jit
+def store_floats_kernel(source, out):
+    i = cuda.grid(1)
+    ptx.store16_floats(out, i * 4, ptx.load16_floats(source, i * 4))
+
+
+@cuda.jit
+def store_at_kernel(source, out):
+    """By address; the array stands for another GPU's memory."""
+    i = cuda.grid(1)
+    ptx.store16_floats_at(out.ctypes.data + i * 16, ptx.load16_floats(source, i * 4))
+
+
+@cuda.jit
 def shared_kernel(source, out):
     """Through shared memory, turned around: the last thread's 16 bytes first."""
     kept = cuda.shared.array(WORDS, np.float32)
@@ -164,6 +177,14 @@ MEMORY = [
         "store16", store_kernel, "void(uint16[:, ::1], uint32[::1])",
         lambda rng: [random_words(rng, np.uint16, 8 * 2 * THREADS).reshape(4, -1), unset(8 * THREADS)],
         lambda a: {1: words(a[0])}, grid=2, ptx="st.global.v4.u32",
+    ),
+    *(
+        Check(
+            name, kernel, "void(float32[::1], float32[::1])",
+            lambda rng: [floats(rng, 4 * 2 * THREADS), unset(8 * THREADS, np.float32)],
+            lambda a: {1: a[0]}, grid=2, ptx="st.global.v4.f32",
+        )
+        for name, kernel in (("store16_floats", store_floats_kernel), ("store16_floats_at", store_at_kernel))
     ),
     Check(
         "load16_shared", shared_kernel, "void(float32[::1], float32[::1])",
@@ -489,6 +510,23 @@ def system_message_kernel(data, flags, out):
 
 
 @cuda.jit
+def address_message_kernel(data, flags, out):
+    """As system_message_kernel, by flags whose address alone the sender knows."""
+    i = cuda.threadIdx.x
+    last = cuda.gridDim.x - 1
+    if cuda.blockIdx.x < last:
+        if i == 0:
+            while ptx.load_acquire_system(flags, cuda.blockIdx.x + 1) == 0:
+                pass
+        cuda.syncthreads()
+        data[cuda.blockIdx.x, i] += data[cuda.blockIdx.x + 1, i]
+    cuda.syncthreads()
+    if i == 0:
+        ptx.store_release_system_at(flags.ctypes.data + 4 * cuda.blockIdx.x, 1)
+    out[cuda.blockIdx.x, i] = data[cuda.blockIdx.x, i]
+
+
+@cuda.jit
 def counter_kernel(counters, tickets):
     """Each thread draws a ticket; all tickets are different."""
     ptx.add_release(counters, 0, 3)
@@ -540,6 +578,7 @@ FLAGS = [
     Check("take_turn", turn_kernel, "void(float32[::1])", lambda rng: [rng.standard_normal(THREADS, dtype=np.float32)], lambda a: {0: a[0] + np.float32(1)}),
     Check("messages", message_kernel, MESSAGE, message_arguments, messages, grid=BLOCKS, ptx="ld.acquire.gpu.global.s32"),
     Check("system_messages", system_message_kernel, MESSAGE, message_arguments, messages, grid=BLOCKS, ptx="st.release.sys.global.s32"),
+    Check("address_messages", address_message_kernel, MESSAGE, message_arguments, messages, grid=BLOCKS, ptx="st.release.sys.global.s32"),
     Check(
         "counters", counter_kernel, "void(int32[::1], int32[::1])", lambda rng: [np.zeros(2, np.int32), np.zeros(3 * THREADS, np.int32)],
         lambda a: {0: np.array([9 * THREADS, 3 * THREADS], np.int32), 1: np.ones(3 * THREADS, np.int32)},

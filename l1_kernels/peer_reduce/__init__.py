@@ -1,0 +1,1 @@
+"""A sum over GPUs that reach each other's memory, in one launch."""

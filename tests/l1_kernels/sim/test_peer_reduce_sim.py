@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from l1_kernels.device import Device
+from l1_kernels.gpu_kernels import GpuKernels
+from l1_kernels.peer_reduce.gpu import CHUNK, MAX_NUMBERS, THREADS, make_sum, sum_layout
+from l1_kernels.peer_reduce.launch import PeerReduce, window_words
+from l1_kernels.peer_reduce.layout import MAX_RANKS
+from l1_kernels.simulator.errors import SimulatorError
+from tests.l1_kernels import peer_reduce_checks as checks
+
+pytestmark = pytest.mark.sim
+
+
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize(("ranks", "n"), [(2, 1), (2, 7), (2, 37), (2, 4096 + 3), (3, 199), (4, 1024), (8, 5)])
+def test_sums(ranks: int, n: int, add: bool) -> None:
+    checks.check_sums(np.copy, np.asarray, ranks, n, add)
+
+
+@pytest.mark.parametrize("n", [3, 199, 1025])
+def test_misaligned(n: int) -> None:
+    checks.check_sums(np.copy, np.asarray, 2, n, True, aligned=False)
+
+
+def test_a_peer_that_does_not_come() -> None:
+    window = np.zeros((2, sum_layout(2).end), np.int32)
+    table = np.array([window[rank].ctypes.data for rank in range(2)])
+    x = np.ones(CHUNK, np.float32)
+    with pytest.raises(SimulatorError, match="gave up"):
+        make_sum(2, False)[1, THREADS](x, x, True, 0, window[0], table, 50)
+
+
+class Pair:
+    """Rank 1 of two, in windows of which rank 0, who is always there first, has written its part."""
+
+    def __init__(self, device: Device) -> None:
+        self.layout = sum_layout(2)
+        self.windows = np.zeros((2, window_words(2)), np.int32)
+        table = np.array([self.windows[rank].ctypes.data for rank in range(2)])
+        assert isinstance(device.kernels, GpuKernels)
+        self.reduce = PeerReduce(device.kernels, 1, self.windows[1], table, most_polls=50)
+
+    def arrive(self, epoch: int, part: np.ndarray) -> None:
+        layout, slot = self.layout, epoch % 2
+        parts = self.windows[1, layout.parts :].view(np.float32).reshape(2, 2, -1)
+        parts[slot, 0, : part.size] = part.reshape(-1)
+        self.windows[1, layout.flags : layout.parts].reshape(2, layout.blocks, MAX_RANKS)[slot, :, 0] = epoch
+
+    def sent(self, epoch: int, size: int) -> np.ndarray:
+        return self.windows[0, self.layout.parts :].view(np.float32).reshape(2, 2, -1)[epoch % 2, 1, :size]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 37), (2, 1000)])
+def test_a_rank_launches(device: Device, shape: tuple[int, int]) -> None:
+    rng, pair = np.random.default_rng(3), Pair(device)
+    theirs, mine, before = (rng.standard_normal(shape).astype(np.float32) for _ in range(3))
+    x, residual = mine.copy(), before.copy()
+    pair.arrive(1, theirs)
+    assert pair.reduce.add(x, residual) is residual
+    np.testing.assert_array_equal(residual, before + (theirs + mine))
+    np.testing.assert_array_equal(x, mine)
+    np.testing.assert_array_equal(pair.sent(1, x.size), mine.reshape(-1))
+    pair.arrive(2, theirs)
+    assert pair.reduce.all_reduce(x) is x
+    np.testing.assert_array_equal(x, theirs + mine)
+    np.testing.assert_array_equal(pair.sent(2, x.size), mine.reshape(-1))
+
+
+def test_what_a_rank_refuses(device: Device) -> None:
+    reduce = Pair(device).reduce
+    with pytest.raises(ValueError, match="argument x"):
+        reduce.all_reduce(np.zeros(MAX_NUMBERS + 1, np.float32))
+    with pytest.raises(ValueError, match="argument x"):
+        reduce.all_reduce(np.zeros(4, np.float64))
+    with pytest.raises(ValueError, match="argument residual"):
+        reduce.add(np.zeros((2, 4), np.float32), np.zeros(8, np.float32))
