@@ -117,7 +117,7 @@ def main(world: World) -> int:
     check_tp(config, mesh.tp)
     stage = make_stages(config, mesh.pp)[mesh.pp_rank]
     device = open_device(options.device, world.launch.local_rank if options.device == "cuda" else 0)
-    shard, collective, pipe = Shard(mesh.tp_rank, mesh.tp), open_collective(world, mesh, "tp", options.device), open_pipe(world, mesh)
+    shard, collective, pipe = Shard(mesh.tp_rank, mesh.tp), open_collective(world, mesh, "tp", options.device, kernels=device.kernels), open_pipe(world, mesh)
     assert pipe is not None
     weights = random_weights(config, device, options.dtype, shard, stage=stage)
     runner = runner_of(config, device, options.dtype, weights, shard, collective, stage)

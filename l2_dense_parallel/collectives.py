@@ -1,6 +1,7 @@
 """What ranks of a group do together, as the layers see it: one protocol, and the implementation for a group of one.
 
-The rest: `mpi_collective.py` (host memory), `nccl_collective.py` (GPUs). `open_collective.py` picks.
+The rest: `mpi_collective.py` (host memory), `nccl_collective.py` (GPUs), `peer_collective.py` (GPUs that reach each other's memory).
+`open_collective.py` picks.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ class Counters:
         self.messages[operation] += 1
         self.bytes[operation] += size
 
+    def clear(self) -> None:
+        self.messages.clear()
+        self.bytes.clear()
+
 
 class Collective(Protocol):
     """A group of ranks. Every call must be made by all of them, in the same order."""
@@ -33,9 +38,15 @@ class Collective(Protocol):
     size: int
     counters: Counters
     capturable: bool  # whether a CUDA graph can hold all_reduce and all_gather
+    note: str  # how sums are made, a line for people; "" where there is nothing to say
 
     def all_reduce(self, x: Array) -> Array:
         """The sum over the group, in place in x (float32, any shape, C-contiguous), the same bits on every rank; returns x."""
+        ...
+
+    def reduce_add(self, x: Array, residual: Array) -> Array | None:
+        """residual += the sum of x over the group, in place in residual, and returned, where that is one launch for an x of this size; else
+        None, and nothing is done. The same bits as all_reduce and an addition."""
         ...
 
     def all_gather(self, x: Array) -> Array:
@@ -61,12 +72,16 @@ class NoCollective:
     rank = 0
     size = 1
     capturable = True
+    note = ""
 
     def __init__(self) -> None:
         self.counters = Counters()
 
     def all_reduce(self, x: Array) -> Array:
         return x
+
+    def reduce_add(self, x: Array, residual: Array) -> Array | None:
+        return None
 
     def all_gather(self, x: Array) -> Array:
         return x

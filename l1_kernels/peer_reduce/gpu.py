@@ -25,17 +25,9 @@ from l1_kernels import ptx
 from l1_kernels.carrier import F32_1D, I32_1D
 from l1_kernels.cuda_api import cuda, early
 from l1_kernels.peer_reduce.exchange import make_exchange
-from l1_kernels.peer_reduce.layout import Layout
+from l1_kernels.peer_reduce.layout import CHUNK, sum_layout
 
-THREADS = 256
-CHUNK = 4 * THREADS
-BLOCKS = 64
-MAX_NUMBERS = BLOCKS * CHUNK
 ZERO = np.float32(0)
-
-
-def sum_layout(ranks: int) -> Layout:
-    return Layout(ranks, BLOCKS, CHUNK)
 
 
 @cuda.jit(device=True)

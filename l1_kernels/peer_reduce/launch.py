@@ -8,7 +8,8 @@ from l1_kernels import checks
 from l1_kernels.checks import FLOAT32, INT32
 from l1_kernels.gpu_kernels import GpuKernels, ceil_div
 from l1_kernels.peer_reduce.exchange import MAX_POLLS
-from l1_kernels.peer_reduce.gpu import CHUNK, MAX_NUMBERS, THREADS, make_sum, sum_layout
+from l1_kernels.peer_reduce.gpu import make_sum
+from l1_kernels.peer_reduce.layout import CHUNK, MAX_NUMBERS, THREADS, sum_layout
 from l1_kernels.weight import Array
 
 MAX_BYTES = 4 * MAX_NUMBERS

@@ -13,6 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_RANKS = 8  # of one machine; a block's flags of a slot fill a sector of 32 bytes
+THREADS = 256  # of a block of a sum
+CHUNK = 4 * THREADS  # numbers of a block
+BLOCKS = 64
+MAX_NUMBERS = BLOCKS * CHUNK
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +40,8 @@ class Layout:
     @property
     def end(self) -> int:
         return self.parts + 2 * self.ranks * self.blocks * self.chunk
+
+
+def sum_layout(ranks: int) -> Layout:
+    """Of the sums of gpu.py."""
+    return Layout(ranks, BLOCKS, CHUNK)

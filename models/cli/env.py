@@ -32,6 +32,10 @@ for i in range(runtime.getDeviceCount()):
     with cupy.cuda.Device(i):
         free, total = runtime.memGetInfo()
     print(f"GPU {i}: {about['name'].decode()}, compute {about['major']}.{about['minor']}, {free >> 20} of {total >> 20} MiB free")
+pairs = [(i, j) for i in range(runtime.getDeviceCount()) for j in range(runtime.getDeviceCount()) if i != j]
+apart = [f"{i} {j}" for i, j in pairs if not runtime.deviceCanAccessPeer(i, j)]
+if pairs:
+    print("GPUs reach each other's memory" + (f", but for {', '.join(apart)}" if apart else ""))
 """
 NCCL = "from cupy.cuda import nccl; print(nccl.get_version())"
 MPI = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"

@@ -185,6 +185,7 @@ def open_model(world: World, engine: EngineOptions, quiet: bool, seen: dict[str,
         raise UserError("--fusion: fused kernels are a GPU's (and the simulator's); leave it out, or use --device cuda or sim")
     if engine.overlap and device_name != "cuda":
         raise UserError("--overlap: launches overlap on a GPU alone; leave it out, or use --device cuda")
+    check_all_reduce(engine, device_name, mesh.tp)
     with world.agreement():
         stages = make_stages(config, mesh.pp)
     device = open_device(device_name, index, fused=engine.fusion, overlap=engine.overlap is not False)
@@ -193,7 +194,7 @@ def open_model(world: World, engine: EngineOptions, quiet: bool, seen: dict[str,
     dtype = engine.dtype or (config.dtype if device.name == "cuda" else "fp32")
     opened = OpenModel(
         engine.model, world, checkpoint, tokenizer, device, mesh, dtype,
-        collective=open_collective(world, mesh, "tp", device.name, engine.share_gpu),
+        collective=open_collective(world, mesh, "tp", device.name, engine.share_gpu, device.kernels, engine.all_reduce),
         between_groups=open_collective(world, mesh, "dp"),
         verbose=engine.verbose, graph=engine.graph, int8=engine.int8 or "w8a16", kv=engine.kv, parity=mesh.rank % 2 if engine.offload_parity else None,
         stage=stages[mesh.pp_rank] if mesh.pp > 1 else None, pipe=open_pipe(world, mesh),
@@ -204,7 +205,19 @@ def open_model(world: World, engine: EngineOptions, quiet: bool, seen: dict[str,
         say_where(opened, line, sys.stderr if quiet else sys.stdout)
         if opened.verbose and mesh.size > 1:
             print(draw_mesh(mesh.shape, placement(world.hosts, taking_part), world.hosts, [stage.layers for stage in stages]), file=sys.stderr, flush=True)
+            if opened.collective.note:
+                print(opened.collective.note, file=sys.stderr, flush=True)
     return opened
+
+
+def check_all_reduce(engine: EngineOptions, device_name: str, tp: int) -> None:
+    """UserError where there is nothing to choose for --all-reduce."""
+    if engine.all_reduce == "auto":
+        return
+    if device_name != "cuda" or engine.share_gpu:
+        raise UserError(f"--all-reduce {engine.all_reduce}: is for ranks with a GPU each; leave it out")
+    if tp == 1:
+        raise UserError(f"--all-reduce {engine.all_reduce}: nothing is summed without --tp 2 or more; leave it out")
 
 
 def flags_of(options: object) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typer import Option
 
 from l1_kernels.errors import UserError
 from l2_dense_parallel.mesh import refuse_unbuilt
+from l2_dense_parallel.open_collective import ALL_REDUCES
 from l2_dense_parallel.pipeline.schedule import NAMES as SCHEDULES
 
 DTYPES = ("fp32", "fp16", "bf16", "int8")
@@ -39,6 +40,9 @@ class EngineOptions:
     pp: Annotated[int | None, flag("--pp", panel=RANKS, metavar="P", text="pipeline stages")] = None
     ep: Annotated[int | None, flag("--ep", panel=RANKS, metavar="E", text="owners of experts")] = None
     share_gpu: Annotated[bool, flag("--share-gpu", panel=RANKS, text="let several ranks use one GPU (for tests)")] = False
+    all_reduce: Annotated[
+        str, flag("--all-reduce", panel=RANKS, metavar="|".join(ALL_REDUCES), text="how GPUs sum small messages; auto: whichever is faster at the start")
+    ] = "auto"
     schedule: Annotated[
         str | None, flag("--schedule", panel=RANKS, metavar="hybrid|queued|lockstep", text="of the pipeline's micro-batches (default: hybrid)")
     ] = None
@@ -76,6 +80,7 @@ class EngineOptions:
     def __post_init__(self) -> None:
         one_of("--dtype", self.dtype, DTYPES)
         one_of("--device", self.device, DEVICES)
+        one_of("--all-reduce", self.all_reduce, ALL_REDUCES)
         one_of("--kv", self.kv, ("gpu", "cpu"))
         one_of("--weights", self.weights, ("gpu", "cpu", "nvme"))
         one_of("--int8", self.int8, ("w8a16", "w8a8"))

@@ -49,6 +49,7 @@ class Setting:
             an encoder's passes are replays
     fused   fused regions, or a launch an operation (None: as the device does by itself); gemm: who multiplies inside them
     overlap launches may begin before the last one ended
+    all_reduce  how ranks with a GPU each sum small messages
     short   only a few tokens of each input (the simulator is slow)
     """
 
@@ -65,6 +66,7 @@ class Setting:
     fused: bool | None = None
     gemm: str = "sbi"
     overlap: bool = True
+    all_reduce: str = "auto"
     short: bool = False
     cases: tuple[str, ...] = ()
 
@@ -145,6 +147,11 @@ TWO_GPU_SETTINGS = [
     Setting(device="cuda", tp=2),
     Setting(device="cuda", tp=2, dtype="fp16", batch="staggered"),
     Setting(device="cuda", tp=2, graph=True, cases=GRAPHED),
+    Setting(device="cuda", tp=2, dtype="fp16", batch="staggered", all_reduce="one-shot"),
+    Setting(device="cuda", tp=2, graph=True, all_reduce="one-shot", cases=GRAPHED),
+    Setting(device="cuda", tp=2, graph=True, dtype="fp16", batch="staggered", all_reduce="one-shot", cases=GRAPHED),
+    Setting(device="cuda", tp=2, graph=True, dtype="int8", all_reduce="one-shot", cases=GRAPHED),
+    Setting(device="cuda", tp=2, graph=True, dtype="fp16", all_reduce="nccl", cases=GRAPHED),
     Setting(device="cuda", pp=2, cases=tuple(DECODERS)),
     Setting(device="cuda", pp=2, dtype="fp16", batch="staggered", cases=tuple(DECODERS)),
 ]

@@ -10,8 +10,8 @@ import numpy as np
 
 from l1_kernels.cuda_api import cuda
 from l1_kernels.peer_reduce.exchange import MAX_POLLS
-from l1_kernels.peer_reduce.gpu import CHUNK, THREADS, make_sum_block, sum_layout
-from l1_kernels.peer_reduce.layout import Layout
+from l1_kernels.peer_reduce.gpu import make_sum_block
+from l1_kernels.peer_reduce.layout import CHUNK, THREADS, Layout, sum_layout
 
 GUARD = 64  # words behind a window that nobody may touch
 POISON = 0x7FC0BEEF  # a NaN

@@ -326,25 +326,128 @@ def gpu_sums(world: World, how: str) -> None:
     say("right on GPU", index)
 
 
-def gpu_leave(world: World) -> None:
-    import cupy
-
+def _on_gpus(world: World, how: str) -> tuple[Any, Any]:
+    """(device, collective), its all-reduce by `how`."""
+    from l1_kernels.device import open_device
     from l2_dense_parallel.gpus import choose_gpus
     from l2_dense_parallel.mesh import MeshShape, build_mesh
     from l2_dense_parallel.open_collective import open_collective
 
     index, _, _ = choose_gpus(world.start(), asked=True, share_gpu=False)
-    cupy.cuda.Device(index).use()
+    device = open_device("cuda", index)
     mesh = build_mesh(world, MeshShape(tp=world.size))
     assert mesh is not None
-    collective = open_collective(world, mesh, "tp", "cuda")
+    return device, open_collective(world, mesh, "tp", "cuda", kernels=device.kernels, all_reduce=how)
+
+
+def gpu_small_sums(world: World, how: str) -> None:
+    """Sums over peer memory below the crossover and by NCCL beyond it, with and without a residual: right, and the same bits on all ranks."""
+    import cupy
+    import numpy as np
+
+    device, collective = _on_gpus(world, how)
+    limit = collective.one_shot_bytes
+    assert len(set(world.exchange((limit, tuple(collective.timings))))) == 1, "the ranks disagree on the crossover"
+    if how == "one-shot":
+        assert limit == 256 << 10
+    else:
+        assert limit == max((timing.bytes for timing in collective.timings if timing.one_shot_us <= timing.nccl_us), default=0)
+    rng = np.random.default_rng(5)  # the same on every rank: each knows what the others hold
+    around = [limit // 4 + more for more in (-1, 0, 1)] if limit else []
+    small, bytes_small = 0, 0
+    for size in (1, 7, 37, 199, 2048, 4096 + 3, 65_535, 65_536, 65_537, 1_000_003, *around):
+        parts = rng.standard_normal((world.size, size)).astype(np.float32)
+        before = rng.standard_normal(size).astype(np.float32)
+        exact, bound = parts.astype(np.float64).sum(axis=0), 1e-6 * np.abs(parts).sum(axis=0).max()
+        x = cupy.asarray(parts[world.rank])
+        assert collective.all_reduce(x) is x
+        total = x.get()
+        assert np.abs(total - exact).max() <= bound, f"all_reduce of {size} is wrong"
+        part, residual = cupy.asarray(parts[world.rank]), cupy.asarray(before)
+        given = collective.reduce_add(part, residual)
+        assert (given is residual) == (4 * size <= limit) and (given is None) == (4 * size > limit)
+        if given is not None:
+            small, bytes_small = small + 1, bytes_small + 4 * size
+            np.testing.assert_array_equal(residual.get(), before + total)
+        np.testing.assert_array_equal(part.get(), parts[world.rank])
+        assert len(set(world.exchange((total.tobytes(), residual.get().tobytes())))) == 1, f"a sum of {size} differs between ranks"
+    assert (collective.counters.messages["reduce_add"], collective.counters.bytes["reduce_add"]) == (small, bytes_small)
+    assert collective.counters.messages["all_reduce"] == 10 + len(around)
+    misaligned = cupy.asarray(np.arange(2, dtype=np.float32).repeat(50))[1 + world.rank :][:97]  # by 4 bytes on one rank, by 8 on the other
+    misaligned[:] = world.rank + 1
+    assert (collective.all_reduce(misaligned).get() == world.size * (world.size + 1) // 2).all()
+    for bad in (cupy.zeros(4, np.float64), cupy.zeros((4, 4), np.float32)[:, ::2]):
+        try:
+            collective.all_reduce(bad)
+        except ValueError:
+            continue
+        raise AssertionError("a bad array was taken")
+    say("small sums right on GPU", device.index, collective.note)
+
+
+def gpu_graph_sums(world: World, how: str) -> None:
+    """Two thousand sums of changing numbers in a replayed graph, between NCCL's all_gathers and kernels that overlap with them."""
+    import numpy as np
+
+    device, collective = _on_gpus(world, how)
+    sizes = (16, 1600, 4096, 5003, 16_384, 65_536, 100_000)
+    rng = np.random.default_rng(8)
+    sources = [device.zeros((4, size)) for size in sizes]
+    residuals = [device.zeros(size) for size in sizes]
+    row = device.to_device(np.full((1, 3), world.rank, np.float32))
+
+    def step() -> list[Any]:
+        found = []
+        for source, residual in zip(sources, residuals, strict=True):
+            for turn in range(4):
+                part = device.kernels.add(device.zeros(source[turn].shape), source[turn])
+                if turn % 2 or collective.reduce_add(part, residual) is None:
+                    device.kernels.add(residual, collective.all_reduce(part))
+            found.append(device.kernels.add(device.zeros(residual.shape), residual))
+        return [*found, collective.all_gather(row)]
+
+    graph = device.capture(step)
+    for replay in range(72):  # of 28 sums
+        parts = [rng.integers(-1000, 1000, (world.size, 4, size)).astype(np.float32) for size in sizes]  # whole: sums are exact
+        for source, residual, part in zip(sources, residuals, parts, strict=True):
+            source.set(part[world.rank])
+            residual.fill(replay)
+        *found, gathered = graph.replay()
+        collective.synchronize()
+        for size, got, part in zip(sizes, found, parts, strict=True):
+            np.testing.assert_array_equal(got.get(), replay + part.sum(axis=(0, 1)), err_msg=f"replay {replay}, size {size}")
+        assert np.array_equal(gathered.get()[0], np.arange(world.size).repeat(3))
+    say("graph sums right on GPU", device.index)
+
+
+def gpu_refuses_a_wrong_sum(world: World) -> None:
+    """The trial at the start finds it, on whichever rank it is."""
+    from l1_kernels.peer_reduce.launch import PeerReduce
+
+    real = PeerReduce.all_reduce
+
+    def wrong(self: Any, x: Any) -> Any:
+        real(self, x)
+        if self.rank == 1:
+            x[-1] += 1
+        return x
+
+    PeerReduce.all_reduce = wrong  # type: ignore[method-assign]
+    _on_gpus(world, "auto")
+    raise AssertionError("not reached")
+
+
+def gpu_leave(world: World, how: str) -> None:
+    import cupy
+
+    _, collective = _on_gpus(world, how)
     x = cupy.ones(2048, cupy.float32)
     collective.all_reduce(x)
-    collective.synchronize()  # type: ignore[attr-defined]
+    collective.synchronize()
     if world.rank == 1:
         return
     collective.all_reduce(x)
-    collective.synchronize()  # type: ignore[attr-defined]
+    collective.synchronize()
     say("survived")
 
 
@@ -360,7 +463,7 @@ PROGRAMS: dict[str, Callable] = {
     for function in (
         *(sums, staged, meshes, uneven, threads),
         *(usage, fail, generate, leave, early, agreed, arguments, no_mpi4py, pipe),
-        *(gpu_sums, gpu_leave, gpu_refused),
+        *(gpu_sums, gpu_small_sums, gpu_graph_sums, gpu_refuses_a_wrong_sum, gpu_leave, gpu_refused),
     )
 }
 

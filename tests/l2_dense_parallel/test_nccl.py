@@ -17,9 +17,10 @@ def test_nccl() -> None:
 
 @pytest.mark.gpu2
 @pytest.mark.mpi
-def test_an_ended_rank_under_nccl() -> None:
+@pytest.mark.parametrize("how", ["nccl", "one-shot"])
+def test_an_ended_rank(how: str) -> None:
     """Rank 0 waits for its stream, in which an all-reduce waits for a rank that has left."""
-    ended = on_ranks(2, "gpu_leave", limit=120.0)
+    ended = on_ranks(2, "gpu_leave", how, limit=120.0)
     assert ended.status != 0 and ended.seconds < 60.0
     assert ended.errors == ["error: rank 1 has ended while rank 0 waits in the device (tp)"]
 

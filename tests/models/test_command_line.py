@@ -305,6 +305,8 @@ def files(tmp_path):
         ("run --all-to-all pcc", "--all-to-all pcc: "),
         ("run --fusion", "--fusion: fused kernels are a GPU's"),
         ("run --overlap --device cpu", "--overlap: launches overlap on a GPU alone"),
+        ("run --all-reduce ring", "--all-reduce ring: have auto, nccl, one-shot"),
+        ("run --all-reduce one-shot --device cpu", "--all-reduce one-shot: is for ranks with a GPU each"),
         ("run --offload-parity", "--offload-parity: says which layers' keys and values move; add --kv cpu"),
         ("score", "give one of --text FILE and --ids"),
         ("score --text bad.txt --ids one.jsonl", "give one of"),

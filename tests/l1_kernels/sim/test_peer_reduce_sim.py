@@ -5,9 +5,9 @@ import pytest
 
 from l1_kernels.device import Device
 from l1_kernels.gpu_kernels import GpuKernels
-from l1_kernels.peer_reduce.gpu import CHUNK, MAX_NUMBERS, THREADS, make_sum, sum_layout
+from l1_kernels.peer_reduce.gpu import make_sum
 from l1_kernels.peer_reduce.launch import PeerReduce, window_words
-from l1_kernels.peer_reduce.layout import MAX_RANKS
+from l1_kernels.peer_reduce.layout import CHUNK, MAX_NUMBERS, MAX_RANKS, THREADS, sum_layout
 from l1_kernels.simulator.errors import SimulatorError
 from tests.l1_kernels import peer_reduce_checks as checks
 

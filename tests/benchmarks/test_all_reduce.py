@@ -1,0 +1,30 @@
+"""What benchmarks/all_reduce.py prints of times that are given."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.all_reduce import chosen, table
+
+ROWS = [
+    {"bytes": 4096, "nccl_us": 7.0, "one_shot_us": 5.0, "nccl_add_us": 9.0, "one_shot_add_us": 5.25},
+    {"bytes": 262144, "nccl_us": 12.0, "one_shot_us": 13.5, "nccl_add_us": 14.0, "one_shot_add_us": 13.75},
+]
+
+
+def test_the_table() -> None:
+    assert table(ROWS, "GPU", 2).splitlines() == [
+        "2 x GPU, us a call",
+        "   bytes      NCCL  one-shot  NCCL, add  one-shot add",
+        "    4096      7.00      5.00       9.00          5.25",
+        "  262144     12.00     13.50      14.00         13.75",
+    ]
+    assert chosen(ROWS) == 4096
+
+
+def test_it_wants_ranks() -> None:
+    """Before it looks for a GPU."""
+    done = subprocess.run([sys.executable, "-m", "benchmarks.all_reduce"], capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2])
+    assert done.returncode == 2 and done.stderr == "error: all_reduce: one rank sums nothing; start two or more (mpirun -n 2)\n"
