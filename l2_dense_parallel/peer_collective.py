@@ -24,7 +24,7 @@ from l2_dense_parallel.peer_windows import PeerWindows, WindowsRefused
 from l2_dense_parallel.watchdog import Watchdog
 from l2_dense_parallel.world import name_ranks, one_line
 
-TRIAL_POLLS = 1 << 25  # some twenty seconds for a peer to come in the trial: it may have kernels to compile
+TRIAL_POLLS = 1 << 26  # seconds (as groups.MAX_POLLS) for a peer to come in the trial: it may have a kernel to compile
 
 
 class PeerCollective(NCCLCollective):

@@ -70,4 +70,4 @@ class Block:
 
     def _add(self, x: Array, part: Callable[[Array | None], Array]) -> Array:
         """x += the part of every rank. `part(residual)` adds to the residual, or with None gives this rank's part."""
-        return part(x) if self.reduce is None else self.kernels.add(x, self.reduce(part(None)))
+        return part(x) if self.reduce is None else self.reduce.add(x, part(None))

@@ -17,6 +17,10 @@ class Reduce(Protocol):
 
     def __call__(self, x: Array) -> Array: ...
 
+    def add(self, residual: Array, part: Array) -> Array:
+        """residual += the sum of every rank's part, in place, and returned; part is used up."""
+        ...
+
 
 class FeedForward(Protocol):
     """residual += ffn(norm(x)), in place, and returned; residual None: this rank's part of ffn(norm(x)) [T, D], which the

@@ -14,6 +14,7 @@ from l2_dense_parallel.collectives import Collective
 from l2_dense_parallel.kv_offload import OffloadedKV
 from l2_dense_parallel.pipeline.stages import Stage, whole
 from l2_dense_parallel.slicing import Shard
+from l2_dense_parallel.tensor_reduce import TensorReduce
 from l3_moe.reference import ReferenceMoE
 from l4_offload.resident import ResidentWeights
 from layers.alibi import alibi_slopes
@@ -49,6 +50,7 @@ class Runner:
         self.dtype = dtype
         self.kv_dtype = "fp16" if dtype == "int8" else dtype  # int8 names the weights; keys and values stay in 16 bits
         self.heads = head_share(config, shard)
+        self._reduce = TensorReduce(collective, device.kernels)
         edges = EmbeddingWeights.from_tensors(ends, first_row=shard.vocabulary(config.vocab_size).start)
         self.embedding = Embedding(config, device, edges, self._reduce)
         self.head = Head(config, device, edges, self._gather)
@@ -190,11 +192,6 @@ class Runner:
         if self.config.rope is not None and self.config.rope.kind == "dynamic":
             return cache.context  # made to go past the trained context
         return min(cache.context, self.config.max_positions)
-
-    def _reduce(self, x: Array) -> Array:
-        if self.collective.size > 1:
-            self.collective.all_reduce(x)
-        return x
 
     def _gather(self, logits: Array) -> Array:
         """[n, V of a rank] -> [n, V]: side by side, the padding of the last rank cut off."""

@@ -28,7 +28,7 @@ from l1_kernels import ptx
 from l1_kernels.cuda_api import cuda
 from l1_kernels.peer_reduce.layout import MAX_RANKS, Layout
 
-MAX_POLLS = 1 << 30  # some ten minutes: a peer may be busy compiling; whether it still lives is for the host to watch
+MAX_POLLS = 1 << 32  # minutes: a peer may be busy compiling; whether it still lives is for the host to watch
 
 
 @cache
