@@ -14,8 +14,8 @@ import numpy as np
 
 from l1_kernels.errors import UserError
 from l1_kernels.gpu_kernels import GpuKernels
-from l1_kernels.peer_reduce.launch import MAX_BYTES, PeerReduce, window_words
-from l1_kernels.peer_reduce.layout import MAX_RANKS
+from l1_kernels.peer_reduce.launch import MAX_BYTES, PeerReduce
+from l1_kernels.peer_reduce.layout import MAX_RANKS, window_words
 from l1_kernels.weight import Array
 from l2_dense_parallel.collectives import check_float32
 from l2_dense_parallel.nccl_collective import START_LIMIT, NCCLCollective

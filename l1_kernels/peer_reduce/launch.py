@@ -9,21 +9,18 @@ from l1_kernels.checks import FLOAT32, INT32
 from l1_kernels.gpu_kernels import GpuKernels, ceil_div
 from l1_kernels.peer_reduce.exchange import MAX_POLLS
 from l1_kernels.peer_reduce.gpu import make_sum
-from l1_kernels.peer_reduce.layout import CHUNK, MAX_NUMBERS, THREADS, sum_layout
-from l1_kernels.weight import Array
+from l1_kernels.peer_reduce.layout import CHUNK, MAX_NUMBERS, MAX_TOKENS, MAX_WIDTH, THREADS, window_words
+from l1_kernels.peer_reduce.norm import make_norm_sum
+from l1_kernels.regions import NormArgs
+from l1_kernels.weight import CARRIER, Array
 
 MAX_BYTES = 4 * MAX_NUMBERS
-
-
-def window_words(ranks: int) -> int:
-    """Words of 4 bytes of a rank's window; zeros before the first sum."""
-    return sum_layout(ranks).end
 
 
 class PeerReduce:
     """Every rank makes the same calls in the same order, each rank's on streams that wait for each other: a launch must see the one before it done.
 
-    window      this rank's, int32 [window_words]
+    window      this rank's, int32 [layout.window_words], zeros before the first sum
     windows     int64 [ranks] on the device: the address, for this rank, of each rank's window; its own too
     most_polls  looks at a flag before the kernel gives up, which ends the GPU's context; a test's or a trial's may be fewer
     """
@@ -46,6 +43,31 @@ class PeerReduce:
         checks.array(residual, "residual", FLOAT32, x.shape)
         return self._sum(x, residual)
 
+    def takes_norm(self, x: Array) -> bool:
+        """Whether `add_norm` can be had for an x of this shape, the same on every rank."""
+        return x.ndim == 2 and 1 <= x.shape[0] <= MAX_TOKENS and x.shape[1] % 8 == 0 and 8 <= x.shape[1] <= MAX_WIDTH
+
+    def add_norm(self, x: Array, residual: Array, norm: NormArgs, dtype: str) -> Array:
+        """`add` of x [T, D]; returns the norm of the new residual, [T, D] in the carrier of `dtype` ("fp16", "bf16")."""
+        checks.array(x, "x", FLOAT32, x.shape)
+        checks.array(residual, "residual", FLOAT32, x.shape)
+        if not self.takes_norm(x):
+            checks.reject("x", f"[1..{MAX_TOKENS}, a multiple of 8 up to {MAX_WIDTH}]", checks.describe(x))
+        vectors = [("norm.weight", norm.weight), *([] if norm.bias is None else [("norm.bias", norm.bias)])]
+        for name, vector in vectors:
+            checks.array(vector, name, FLOAT32, x.shape[1:])
+        for name, array in (("x", x), ("residual", residual), *vectors):
+            if not checks.is_aligned(array):
+                checks.reject(name, "at a multiple of 16 bytes", checks.describe(array))
+        rows = self.kernels.new(x.shape, CARRIER[dtype])
+        threads = norm_threads(x.shape[1])
+        self.kernels.launch(
+            make_norm_sum(self.ranks, norm.kind, dtype, threads), x.shape[0], threads, 0,
+            x, residual, norm.weight, self.kernels.or_absent(norm.bias), norm.bias is not None, np.float32(norm.eps), rows, self.rank,
+            self._window, self._windows, self.most_polls,
+        )  # fmt: skip
+        return rows
+
     def _sum(self, x: Array, residual: Array | None) -> Array:
         checks.array(x, "x", FLOAT32, x.shape)
         if x.nbytes > MAX_BYTES:
@@ -57,3 +79,8 @@ class PeerReduce:
             self._window, self._windows, self.most_polls,
         )  # fmt: skip
         return result
+
+
+def norm_threads(width: int) -> int:
+    """Eight numbers a thread, in whole warps: the norm's own launch has as many (sbi_gemm/launch.py), so its sums are of the same order."""
+    return ceil_div(width, 256) * 32

@@ -17,6 +17,7 @@ THREADS = 256  # of a block of a sum
 CHUNK = 4 * THREADS  # numbers of a block
 BLOCKS = 64
 MAX_NUMBERS = BLOCKS * CHUNK
+MAX_TOKENS, MAX_WIDTH = 16, 8192  # of a sum with a norm, a block a token
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +46,13 @@ class Layout:
 def sum_layout(ranks: int) -> Layout:
     """Of the sums of gpu.py."""
     return Layout(ranks, BLOCKS, CHUNK)
+
+
+def norm_layout(ranks: int) -> Layout:
+    """Of norm.py's, behind that of sums: its blocks hold other numbers, so they must not share places."""
+    return Layout(ranks, MAX_TOKENS, MAX_WIDTH, sum_layout(ranks).end)
+
+
+def window_words(ranks: int) -> int:
+    """Words of 4 bytes of a rank's window."""
+    return norm_layout(ranks).end

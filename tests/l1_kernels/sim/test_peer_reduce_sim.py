@@ -6,8 +6,10 @@ import pytest
 from l1_kernels.device import Device
 from l1_kernels.gpu_kernels import GpuKernels
 from l1_kernels.peer_reduce.gpu import make_sum
-from l1_kernels.peer_reduce.launch import PeerReduce, window_words
-from l1_kernels.peer_reduce.layout import CHUNK, MAX_NUMBERS, MAX_RANKS, THREADS, sum_layout
+from l1_kernels.peer_reduce.launch import PeerReduce
+from l1_kernels.peer_reduce.layout import CHUNK, MAX_NUMBERS, MAX_RANKS, MAX_WIDTH, THREADS, Layout, norm_layout, sum_layout, window_words
+from l1_kernels.regions import NormArgs
+from l1_kernels.sbi_gemm.launch import norm_rows
 from l1_kernels.simulator.errors import SimulatorError
 from tests.l1_kernels import peer_reduce_checks as checks
 
@@ -17,12 +19,32 @@ pytestmark = pytest.mark.sim
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize(("ranks", "n"), [(2, 1), (2, 7), (2, 37), (2, 4096 + 3), (3, 199), (4, 1024), (8, 5)])
 def test_sums(ranks: int, n: int, add: bool) -> None:
-    checks.check_sums(np.copy, np.asarray, ranks, n, add)
+    peers = checks.Peers(ranks, np.copy, np.asarray)
+    for _ in range(2):
+        peers.sums(n, add)
+    peers.expect_epochs(6, -(-n // CHUNK), 0, 0)
 
 
 @pytest.mark.parametrize("n", [3, 199, 1025])
 def test_misaligned(n: int) -> None:
-    checks.check_sums(np.copy, np.asarray, 2, n, True, aligned=False)
+    checks.Peers(2, np.copy, np.asarray).sums(n, True, aligned=False)
+
+
+@pytest.mark.parametrize(("ranks", "kind", "dtype", "num_tokens", "width"), [(2, "layernorm", "fp16", 3, 136), (3, "rmsnorm", "bf16", 1, 264), (2, "rmsnorm", "fp16", 1, 8)])
+def test_norms(device: Device, ranks: int, kind: str, dtype: str, num_tokens: int, width: int) -> None:
+    peers = checks.Peers(ranks, np.copy, np.asarray)
+    peers.norms(device, kind, dtype, num_tokens, width)
+    peers.expect_epochs(0, 0, 3, num_tokens)
+
+
+def test_sums_and_norms_in_turn(device: Device) -> None:
+    """They share windows, and no place in them."""
+    peers = checks.Peers(2, np.copy, np.asarray)
+    peers.sums(1030, True)
+    peers.norms(device, "layernorm", "fp16", 2, 72, times=2)
+    peers.sums(5, False, times=1)
+    peers.norms(device, "layernorm", "fp16", 2, 72, times=1)
+    assert (peers.windows[:, 0] == np.array(checks.START, np.int32) + np.array(4, np.int32)).all()  # block 0 took part in both sums
 
 
 def test_a_peer_that_does_not_come() -> None:
@@ -36,8 +58,8 @@ def test_a_peer_that_does_not_come() -> None:
 class Pair:
     """Rank 1 of two, in windows of which rank 0, who is always there first, has written its part."""
 
-    def __init__(self, device: Device) -> None:
-        self.layout = sum_layout(2)
+    def __init__(self, device: Device, layout: Layout | None = None) -> None:
+        self.layout = layout or sum_layout(2)
         self.windows = np.zeros((2, window_words(2)), np.int32)
         table = np.array([self.windows[rank].ctypes.data for rank in range(2)])
         assert isinstance(device.kernels, GpuKernels)
@@ -45,12 +67,12 @@ class Pair:
 
     def arrive(self, epoch: int, part: np.ndarray) -> None:
         layout, slot = self.layout, epoch % 2
-        parts = self.windows[1, layout.parts :].view(np.float32).reshape(2, 2, -1)
+        parts = self.windows[1, layout.parts : layout.end].view(np.float32).reshape(2, 2, -1)
         parts[slot, 0, : part.size] = part.reshape(-1)
         self.windows[1, layout.flags : layout.parts].reshape(2, layout.blocks, MAX_RANKS)[slot, :, 0] = epoch
 
     def sent(self, epoch: int, size: int) -> np.ndarray:
-        return self.windows[0, self.layout.parts :].view(np.float32).reshape(2, 2, -1)[epoch % 2, 1, :size]
+        return self.windows[0, self.layout.parts : self.layout.end].view(np.float32).reshape(2, 2, -1)[epoch % 2, 1, :size]
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 37), (2, 1000)])
@@ -67,6 +89,26 @@ def test_a_rank_launches(device: Device, shape: tuple[int, int]) -> None:
     assert pair.reduce.all_reduce(x) is x
     np.testing.assert_array_equal(x, theirs + mine)
     np.testing.assert_array_equal(pair.sent(2, x.size), mine.reshape(-1))
+
+
+def test_a_rank_launches_a_norm(device: Device) -> None:
+    rng, pair = np.random.default_rng(4), Pair(device, norm_layout(2))
+    theirs, mine, before = (rng.standard_normal((2, 40)).astype(np.float32) for _ in range(3))
+    gain, shift = rng.standard_normal((2, 40)).astype(np.float32)
+    x, residual, norm = mine.copy(), before.copy(), NormArgs("layernorm", gain, shift, 1e-5)
+    pair.arrive(1, np.pad(theirs, ((0, 0), (0, MAX_WIDTH - 40))))
+    rows = pair.reduce.add_norm(x, residual, norm, "fp16")
+    np.testing.assert_array_equal(residual, before + (theirs + mine))
+    np.testing.assert_array_equal(pair.sent(1, MAX_WIDTH + 40)[[*range(40), *range(MAX_WIDTH, MAX_WIDTH + 40)]], mine.reshape(-1))
+    assert isinstance(device.kernels, GpuKernels)
+    np.testing.assert_array_equal(rows, norm_rows(device.kernels, residual, "layernorm", gain, shift, 1e-5, "fp16"))
+    for bad in ((2, 36), (17, 40), (1, MAX_WIDTH + 8)):
+        x = np.zeros(bad, np.float32)
+        assert not pair.reduce.takes_norm(x)
+        with pytest.raises(ValueError, match="argument x"):
+            pair.reduce.add_norm(x, x.copy(), norm, "fp16")
+    with pytest.raises(ValueError, match="argument norm.weight"):
+        pair.reduce.add_norm(mine, residual, NormArgs("rmsnorm", gain[:8], None, 1e-5), "fp16")
 
 
 def test_what_a_rank_refuses(device: Device) -> None:
