@@ -1,8 +1,10 @@
 """A board in shared memory on which the ranks of one machine write what they are doing.
 
 A rank that waits in a collective looks there before it gives up: is the other still working (then waiting is right),
-has it ended, does it run at all, or does it wait in another call? One cache line of doubles a rank, each written by its owner
+has it ended, does it run at all, or does it wait in another call? Two cache lines of doubles a rank, each written by its owner
 alone, so that no lock and no MPI is needed, and a call costs about a microsecond.
+
+PROGRESS is how far a rank's device has come, in works (with the part of the one under way), as the device itself says; UNKNOWN where it says nothing.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ import tempfile
 from array import array
 from typing import Any
 
-SLOTS = 8  # doubles a rank
-STATE, SINCE, CALLS, OPERATION, GROUP, PID, CLAIM, BEAT = range(8)
+SLOTS = 16  # doubles a rank
+STATE, SINCE, CALLS, OPERATION, GROUP, PID, CLAIM, BEAT, PROGRESS = range(9)
+UNKNOWN = -1.0
 WORKING, WAITING, DEVICE, ENDED, FAILED = (float(i) for i in range(5))
 
 
@@ -29,6 +32,7 @@ class Board:
         self.complete = complete  # every rank of the world is on it
         self.file = file  # descriptor of the memory, for another process; -1: there is none
         slots[self.base + PID] = float(os.getpid())
+        slots[self.base + PROGRESS] = UNKNOWN
 
     def field(self, row: int, field: int) -> float:
         return self.slots[row * SLOTS + field]
@@ -68,6 +72,21 @@ def processor_time(pid: int) -> float | None:
         return float(fields[11]) + float(fields[12])  # of users, of the system
     except OSError:
         return -1.0 if os.path.exists("/proc/self/stat") else None
+
+
+class Standstill:
+    """For how many looks in a row no rank's host has begun or ended a call and no rank's device has come further."""
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self.looks = 0
+        self._seen: list[tuple[float, ...]] = []
+
+    def look(self) -> None:
+        rows = range(len(self.board.ranks))
+        now = [tuple(self.board.field(row, field) for field in (STATE, CALLS, PROGRESS)) for row in rows]
+        self.looks = self.looks + 1 if now == self._seen else 0
+        self._seen = now
 
 
 class Pulse:

@@ -6,6 +6,8 @@ twice a second at what this rank waits for. Slow is not a fault, so a partner th
 - a member of the group has ended, or its process is gone;
 - a rank of this machine has not run for `SILENCE` seconds, though its process is there (SIGSTOP, a hung file system);
 - every rank of the world waits in some collective and nothing has moved for `DEADLOCK` seconds;
+- every rank waits, some of them for their devices, and for `STANDSTILL` seconds no host and no device has come further. Devices that work say so
+  (`progress`: at each layer of a long pass); where one of those waited for does not, only `PATIENCE` is left;
 - `PATIENCE` is over, or the time that the caller set (`limit`).
 Each completed call starts the clocks anew.
 """
@@ -20,24 +22,46 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from l2_dense_parallel.board import CALLS, DEVICE, ENDED, FAILED, GROUP, OPERATION, SINCE, STATE, WAITING, WORKING, Board, Pulse
+from l2_dense_parallel.board import (
+    CALLS,
+    DEVICE,
+    ENDED,
+    FAILED,
+    GROUP,
+    OPERATION,
+    PROGRESS,
+    SINCE,
+    STATE,
+    UNKNOWN,
+    WAITING,
+    WORKING,
+    Board,
+    Pulse,
+    Standstill,
+)
 
 OPERATIONS = ("all_reduce", "all_gather", "broadcast", "barrier", "gather", "agree", "set-up", "the device", "receive")
 GROUPS = ("world", "tp", "dp", "pp", "ep", "es")
 DEADLOCK = 15.0  # s; every call here takes far less once all have come
 SILENCE = 15.0  # s
+STANDSTILL = 20.0  # s; no layer of any pass takes as long
 PATIENCE = 900.0  # s
 POLL = 0.5  # s
 
 
 class Watchdog:
-    """Owned by the World of one rank. `enter` and `leave` bracket every blocking call, and cost about 1 us together."""
+    """Owned by the World of one rank. `enter` and `leave` bracket every blocking call, and cost about 1 us together.
+
+    progress   how far this rank's device has come (board.PROGRESS), for whoever knows to set; called on the watchdog's thread, and must not wait
+    """
 
     def __init__(self, board: Board, end: Callable[[str], None]) -> None:
         self.board = board
         self._end = end  # called with the reason, on the watchdog's thread; does not return
         self._members: tuple[int, ...] = ()
         self._limit = PATIENCE
+        self.progress: Callable[[], float] | None = None
+        self._standstill = Standstill(board)
         self._pulses = [Pulse(board, row) for row in range(len(board.ranks)) if row != board.row]
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -90,8 +114,11 @@ class Watchdog:
         before: tuple[float, str] | None = None
         while not self._stop.wait(POLL):
             self.board.beat()
+            if self.progress is not None:
+                self.board.slots[self.board.base + PROGRESS] = self.progress()
             for pulse in self._pulses:
                 pulse.look()
+            self._standstill.look()
             call = self.board.field(self.board.row, CALLS)
             reason = self._hopeless()
             # Twice in a row: a partner may have ended a moment after its part of the call was done.
@@ -128,11 +155,30 @@ class Watchdog:
         moved = max(board.field(other, SINCE) for other in rows if board.field(other, STATE) == WAITING) if stuck else 0.0
         if board.complete and stuck and time.monotonic() - moved > DEADLOCK:
             return f"the ranks wait in different calls and none can go on; {self._everyone()}"
+        if stands := self._standing():
+            return stands
         if waited > self._limit:
             absent = [str(board.ranks[other]) for other in partners if self._call(other) != self._call(row)]
             who = f" for rank {', '.join(absent)}" if absent else ""
             return f"{me}{who}, longer than {self._limit:.0f} s; {self._everyone()}"
         return ""
+
+    def _standing(self) -> str:
+        """Why no device can go on, or "". Late are the ranks that wait somewhere else, or if there are none, those whose devices have come least far."""
+        board = self.board
+        rows = range(len(board.ranks))
+        states = [board.field(row, STATE) for row in rows]
+        if not board.complete or self._standstill.looks * POLL < STANDSTILL or DEVICE not in states or WORKING in states:
+            return ""
+        known = [row for row in rows if board.field(row, PROGRESS) != UNKNOWN]
+        if any(state == DEVICE and row not in known for row, state in enumerate(states)):
+            return ""
+        elsewhere = [row for row in rows if states[row] != DEVICE]
+        least = min(board.field(row, PROGRESS) for row in known)
+        late = elsewhere or [row for row in known if board.field(row, PROGRESS) == least]
+        who = ", ".join(str(board.ranks[row]) for row in late)
+        came = ", ".join(f"rank {board.ranks[row]}'s device {board.field(row, PROGRESS):.2f} works" for row in known)
+        return f"nothing has moved for {STANDSTILL:.0f} s, for want of rank {who}; {self._everyone()}; {came}"
 
     def _call(self, row: int) -> str:
         state = self.board.field(row, STATE)

@@ -5,6 +5,8 @@
     last stage   chooses a token for each, and sends them back to stage 0
 
 Prompts are taken `batch_size` at a time. A work whose sequences have all ended is left out.
+Over a pipe that is `direct` (GPUs with a link of their own) hidden states stay on the devices and the host only enqueues: it takes the next work up while
+the device is at one, and the last stage sends tokens back as they are done. Over any other pipe a work is done when the next one begins.
 `PipelinedModel` is the other way to run stages: one pass at a time, for whatever asks a model for logits.
 """
 
@@ -18,15 +20,18 @@ from typing import Any
 
 import numpy as np
 
+from l1_kernels.device import Device
 from l1_kernels.errors import UserError
-from l2_dense_parallel.pipeline.pipe import Pipe
+from l1_kernels.weight import Array
+from l2_dense_parallel.pipeline.pipe import Pipe, passed
 from l2_dense_parallel.pipeline.schedule import Schedule, Work, make_schedule
 from l2_dense_parallel.pipeline.simulate import Bar, Trace
 from layers.batch import Batch
+from layers.kv_cache import LayerCache
 from layers.protocols import Cache
 from models.generate import GenerateOptions, Result, Running, cache_size, check_prompts, text_stream
 from models.runner import Runner
-from models.sampling import next_token
+from models.sampling import next_token, not_numbers
 from models.stage_graph import StageGraphs
 from models.tokenizer import Tokenizer
 
@@ -45,30 +50,79 @@ class Plan:
         return make_schedule(self.schedule, stages, sequences, self.prompt_micro_batches, self.token_micro_batches)
 
 
+class Room:
+    """A stage's cache and its graphs, kept from one run to the next, which then neither allocates nor records what it has."""
+
+    def __init__(self) -> None:
+        self.cache: Cache | None = None
+        self.graphs: StageGraphs | None = None
+        self._made: Any = None
+
+    def make(self, stage: _Stage, rows: int, context: int, rows_at_once: int, graphs: bool) -> None:
+        wanted = (id(stage.runner), rows, context, rows_at_once, graphs, stage.choose is not None)
+        if wanted == self._made:
+            if self.cache is not None:
+                self.cache.lengths[:] = 0
+            return
+        self.cache = self.graphs = None  # let go before as much again is taken
+        self.cache = stage.runner.new_cache(rows, context, rows_at_once)
+        self.graphs = StageGraphs(stage.runner, self.cache, stage.choose, stage.pipe.watched) if graphs else None
+        self._made = wanted
+
+
 def generate_pipelined(
     runner: Runner, pipe: Pipe, prompts: Sequence[Sequence[int]], options: GenerateOptions, plan: Plan, tokenizer: Tokenizer | None = None,
     on_text: OnText | None = None, indices: Sequence[int] | None = None, bars: list[Bar] | None = None,
-    graphs: bool = False,
+    graphs: bool = False, room: Room | None = None,
 ) -> list[Result]:  # fmt: skip
     """As `models.generate.generate`, on all stages together; only stage 0 has the results, the others return []. bars: gets when this stage
-    worked, in seconds of time.perf_counter. graphs: token passes are replays; the runner must have no `step_problem`."""
+    worked, in seconds of time.perf_counter, by the device's clock. graphs: token passes are replays; the runner must have no `step_problem`. room: of an earlier call with this pipe."""
     check_prompts(runner.config, prompts, options.max_new_tokens)
     numbers = list(indices or range(len(prompts)))
     results: list[Result] = []
+    room = room or Room()
+    clock = None if bars is None else Clock(runner.device, pipe)
     start = time.perf_counter()
     for first in range(0, len(prompts), options.batch_size):
         some = prompts[first : first + options.batch_size]
         schedule = plan.of(pipe.size, len(some))
         stage: _First | _Later
         if pipe.stage == 0:
-            stage = _First(runner, pipe, schedule, options, some, numbers[first:], graphs, tokenizer, on_text, start)
+            stage = _First(runner, pipe, schedule, options, some, numbers[first:], graphs, room, clock, tokenizer, on_text, start)
         else:
-            stage = _Later(runner, pipe, schedule, options, some, numbers[first:], graphs)
+            stage = _Later(runner, pipe, schedule, options, some, numbers[first:], graphs, room, clock)
         results += stage.run()
-        if bars is not None:
-            bars += stage.bars
     pipe.flush()
+    if clock is not None and bars is not None:
+        bars += clock.bars()
     return results
+
+
+class Clock:
+    """When a stage's works began and ended, as its device came to them."""
+
+    def __init__(self, device: Device, pipe: Pipe) -> None:
+        self._device, self._pipe = device, pipe
+        self._works: list[tuple[Work, int, Any, Any]] = []
+        self._zero = self.now()
+        with pipe.watched():
+            self._zero.synchronize()
+        self._seconds = time.perf_counter()
+
+    def now(self) -> Any:
+        event = self._device.event()
+        event.record()
+        return event
+
+    def note(self, work: Work, sequences: int, start: Any) -> None:
+        """A work that ends here, in the order of the current stream."""
+        self._works.append((work, sequences, start, self.now()))
+
+    def bars(self) -> list[Bar]:
+        def seconds(event: Any) -> float:
+            return self._seconds + self._device.elapsed_ms(self._zero, event) / 1e3
+
+        return [Bar(self._pipe.stage, work, count, seconds(start), seconds(end)) for work, count, start, end in self._works]
 
 
 def measured(stages: Sequence[Sequence[Bar]]) -> Trace:
@@ -82,25 +136,53 @@ class _Stage:
     """What all stages know: the prompts, so how long each sequence is at each pass."""
 
     def __init__(
-        self, runner: Runner, pipe: Pipe, schedule: Schedule, options: GenerateOptions, prompts: Sequence[Sequence[int]], graphs: bool
-    ) -> None:
-        self.runner, self.pipe, self.schedule, self.options, self.prompts = runner, pipe, schedule, options, prompts
+        self, runner: Runner, pipe: Pipe, schedule: Schedule, options: GenerateOptions, prompts: Sequence[Sequence[int]], graphs: bool, room: Room,
+        clock: Clock | None,
+    ) -> None:  # fmt: skip
+        self.runner, self.pipe, self.schedule, self.options, self.prompts, self.clock = runner, pipe, schedule, options, prompts, clock
+        self.last = pipe.stage == pipe.size - 1
+        # The largest logit needs no host; all other ways to choose do. Ranks of a tensor-parallel group hold the same bits, so they choose alike.
+        self.choose: Callable[[Array], Array] | None = None
+        if self.last and pipe.direct and options.sampling.greedy and not options.check_nan:
+            self.choose = self._largest
         rows, context = cache_size(prompts, options)
-        most = max(len(part) for part in (*schedule.prompt_parts, *schedule.token_parts))
-        self.cache: Cache = runner.new_cache(len(prompts), context, most)
-        self.bars: list[Bar] = []
-        self.graphs = StageGraphs(runner, self.cache) if graphs else None
+        room.make(self, len(prompts), context, max(len(part) for part in (*schedule.prompt_parts, *schedule.token_parts)), graphs)
+        self.cache: Any = room.cache
+        self.graphs = room.graphs
+        self._start: Any = None
 
-    def work(self, work: Work, batch: Batch, x: np.ndarray | None) -> np.ndarray:
-        """Of this stage's layers, on the host: hidden states, or on the last stage logits."""
-        runner = self.runner
+    def _largest(self, logits: Array) -> Array:
+        """The first of the largest of each row; -1 where it is no number."""
+        xp = self.runner.device.xp
+        return xp.where(xp.isfinite(xp.max(logits, axis=1)), xp.argmax(logits, axis=1), -1)
+
+    def compute(self, work: Work, batch: Batch) -> Array:
+        """Launches this stage's layers: hidden states, of which the caller is the only user; on the last stage logits, or the tokens that `choose` makes of them."""
+        runner, pipe = self.runner, self.pipe
+        if pipe.stage == 0 and self.clock is not None:
+            self._start = self.clock.now()
         if self.graphs is not None and work.number > 0:
-            return runner.device.to_host(self.graphs(batch, x))
-        y = runner.stage_pass(batch, self.cache, None if x is None else runner.device.to_device(x))
-        return runner.device.to_host(runner.logits(batch, y) if self.pipe.stage == self.pipe.size - 1 else y)
+            y = self.graphs(batch, self._receive)
+            return runner.device.xp.array(y) if pipe.direct and not self.last else y  # the graph's own are overwritten by its next replay
+        x = None
+        if pipe.stage > 0:
+            x = runner.device.empty((len(batch.tokens), runner.config.hidden_size), np.float32)
+            self._receive(x)
+        cache = self.cache if not pipe.direct else _Marking(self.cache, pipe, len(runner.stage.layers))
+        y = runner.stage_pass(batch, cache, x)
+        if not self.last:
+            return y
+        y = runner.logits(batch, y)
+        return y if self.choose is None else self.choose(y)
 
-    def done(self, work: Work, alive: list[int], start: float) -> None:
-        self.bars.append(Bar(self.pipe.stage, work, len(alive), start, time.perf_counter()))
+    def _receive(self, out: Array) -> None:
+        self.pipe.receive_hidden(out)
+        if self.clock is not None:
+            self._start = self.clock.now()
+
+    def done(self, work: Work, alive: list[int]) -> None:
+        if self.clock is not None:
+            self.clock.note(work, len(alive), self._start)
 
     def batch(self, work: Work, alive: Sequence[int], tokens: Sequence[int]) -> Batch:
         """The pass of the sequences `alive`, whose last tokens (of a token pass) are `tokens`."""
@@ -112,9 +194,9 @@ class _Stage:
 class _First(_Stage):
     def __init__(
         self, runner: Runner, pipe: Pipe, schedule: Schedule, options: GenerateOptions, prompts: Sequence[Sequence[int]], indices: Sequence[int],
-        graphs: bool, tokenizer: Tokenizer | None, on_text: OnText | None, start: float,
+        graphs: bool, room: Room, clock: Clock | None, tokenizer: Tokenizer | None, on_text: OnText | None, start: float,
     ) -> None:  # fmt: skip
-        super().__init__(runner, pipe, schedule, options, prompts, graphs)
+        super().__init__(runner, pipe, schedule, options, prompts, graphs, room, clock)
         self.sequences = [
             Running(Result(index, list(ids)), text_stream(options, tokenizer), row)
             for row, (index, ids) in enumerate(zip(indices, prompts, strict=False))
@@ -139,12 +221,16 @@ class _First(_Stage):
     def _send(self, work: Work, alive: list[int]) -> None:
         if not alive:
             return
-        start = time.perf_counter()
         self.pipe.send(1, header(len(self.prompts), work, alive))
         tokens = [self.sequences[i].result.token_ids[-1] for i in alive] if work.number else []
-        self.pipe.send(1, sendable(self.work(work, self.batch(work, alive, tokens), None), getattr(self.runner.device, "name", "") != "cuda"))
+        y = self.compute(work, self.batch(work, alive, tokens))
+        if self.pipe.direct:
+            self.done(work, alive)
+        self.pipe.send_hidden(y)
+        self.pipe.mark()
         self.out.append((work, alive))
-        self.done(work, alive, start)
+        if not self.pipe.direct:
+            self.done(work, alive)
 
     def _take(self) -> None:
         """The tokens of the oldest work that is out."""
@@ -155,40 +241,93 @@ class _First(_Stage):
             self.sequences[i].take(token, now, self.on_text)
 
 
+@dataclass(slots=True)
+class _Coming:
+    """What the last stage's device still has to bring to the host: `event` has passed when it is there."""
+
+    alive: list[int]
+    found: np.ndarray
+    event: Any
+
+
 class _Later(_Stage):
     """Any stage but the first. It follows what it is told: the works that come, in the schedule's order, less those that have ended."""
 
     def __init__(
         self, runner: Runner, pipe: Pipe, schedule: Schedule, options: GenerateOptions, prompts: Sequence[Sequence[int]], indices: Sequence[int],
-        graphs: bool,
+        graphs: bool, room: Room, clock: Clock | None,
     ) -> None:  # fmt: skip
-        super().__init__(runner, pipe, schedule, options, prompts, graphs)
+        super().__init__(runner, pipe, schedule, options, prompts, graphs, room, clock)
         self.indices = indices
         self.chosen: list[list[int]] = [[] for _ in prompts]
+        self.coming: deque[_Coming] = deque()  # of works that are enqueued, the oldest first
 
     def run(self) -> list[Result]:
-        pipe, runner = self.pipe, self.runner
+        pipe = self.pipe
         while True:
+            self._serve()
             told = pipe.receive(pipe.stage - 1, header(len(self.prompts)))
-            if pipe.stage < pipe.size - 1:
+            if not self.last:
                 pipe.send(pipe.stage + 1, told)
             count, number, part, *rest = told.tolist()
             if count == 0:
+                while self.coming:
+                    self._give_back()
                 return []
             work, alive = Work(number, part), rest[:count]
-            batch = self.batch(work, alive, [0] * count)
-            x = pipe.receive(pipe.stage - 1, np.empty((len(batch.tokens), runner.config.hidden_size), np.float32))
-            start = time.perf_counter()
-            y = self.work(work, batch, x)
-            if pipe.stage < pipe.size - 1:
-                pipe.send(pipe.stage + 1, sendable(y, getattr(runner.device, "name", "") != "cuda"))
+            y = self.compute(work, self.batch(work, alive, [0] * count))
+            if not self.last:
+                if pipe.direct:
+                    self.done(work, alive)
+                pipe.send_hidden(y)
+                pipe.mark()
+            elif not pipe.direct:
+                pipe.send(0, np.asarray(self._choose(alive, self.runner.device.to_host(y)), np.int32))
             else:
-                pipe.send(0, np.asarray(self._choose(alive, y), np.int32))
-            self.done(work, alive, start)
+                self._fetch(alive, y)
+                self.done(work, alive)
+                pipe.mark()
+                # Only where no rank asks another: a tensor-parallel group's ranks may see a header and a token in different orders.
+                if self.choose is None and self.runner.collective.size > 1:
+                    self._give_back()
+            if not pipe.direct:
+                self.done(work, alive)
 
-    def _choose(self, alive: list[int], logits: np.ndarray) -> list[int]:
-        """On the last stage: the next token of each, decided on its first tensor-parallel rank."""
+    def _fetch(self, alive: list[int], y: Array) -> None:
+        """Enqueues the way of logits [n, V] or tokens [n] to the host."""
+        device = self.runner.device
+        found = device.pinned(y.shape, y.dtype)
+        device.copy(found.reshape(1, len(alive), -1), y.reshape(1, len(alive), -1), device.current_stream())
+        event = device.event()
+        event.record()
+        self.coming.append(_Coming(alive, found, event))
+
+    def _serve(self) -> None:
+        """Sends tokens back as they are done, until the next work is announced. Tokens first: stage 0 has nothing to do without them."""
+        while self.coming:
+            with self.pipe.watched():
+                while not (done := passed(self.coming[0].event)) and not self.pipe.ready(self.pipe.stage - 1):
+                    time.sleep(0)
+            if not done:
+                return
+            self._give_back()
+
+    def _give_back(self) -> None:
+        one = self.coming.popleft()
+        with self.pipe.watched():
+            one.event.synchronize()
+        self.pipe.send(0, np.asarray(self._choose(one.alive, one.found), np.int32))
+
+    def _choose(self, alive: list[int], found: np.ndarray) -> list[int]:
+        """On the last stage: the next token of each, from tokens [n] that the device has chosen, or from logits [n, V] on the first tensor-parallel rank."""
         runner, options = self.runner, self.options
+        if found.ndim == 1:
+            for i, token in zip(alive, found.tolist(), strict=True):
+                if token < 0:
+                    raise not_numbers(self.indices[i], len(self.chosen[i]))
+                self.chosen[i].append(token)
+            return found.tolist()
+        logits = found
         if options.check_nan and not np.isfinite(logits).all():
             first = alive[int(np.flatnonzero(~np.isfinite(logits).all(axis=1))[0])]
             raise UserError(
@@ -207,9 +346,23 @@ class _Later(_Stage):
         return tokens
 
 
-def sendable(x: np.ndarray, host: bool) -> np.ndarray:
-    """x, or a copy where the next pass may write to it before it is sent: a host device's arrays and their views; a GPU's come as new ones."""
-    return np.array(x, np.float32) if host else np.ascontiguousarray(x, np.float32)
+class _Marking:
+    """A stage's cache, that tells the watchdog how far a pass has come: a long prompt may take longer than a wait that leads nowhere. A layer's work must not
+    (docs/decisions.md)."""
+
+    def __init__(self, cache: Cache, pipe: Pipe, layers: int) -> None:
+        self.num_rows, self.context, self.lengths = cache.num_rows, cache.context, cache.lengths
+        self._cache, self._pipe, self._layers = cache, pipe, layers
+
+    def begin_pass(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        return self._cache.begin_pass(rows, positions)
+
+    def open_layer(self, index: int) -> LayerCache:
+        return self._cache.open_layer(index)
+
+    def close_layer(self, index: int) -> None:
+        self._cache.close_layer(index)
+        self._pipe.mark((index + 1) / (self._layers + 1))
 
 
 def header(sequences: int, work: Work | None = None, alive: Sequence[int] = ()) -> np.ndarray:
@@ -238,13 +391,18 @@ class PipelinedModel:
         stage, last = pipe.stage, pipe.size - 1
         x = None
         if stage > 0:
-            x = runner.device.to_device(pipe.receive(stage - 1, np.empty((len(batch.tokens), self.config.hidden_size), np.float32)))
+            x = runner.device.empty((len(batch.tokens), self.config.hidden_size), np.float32)
+            pipe.receive_hidden(x)
         x = runner.stage_pass(batch, cache, x)
         if stage < last:
-            pipe.send(stage + 1, runner.device.to_host(x))
+            pipe.send_hidden(x)
+            pipe.mark()
             logits = pipe.receive(last, np.empty((len(batch.outputs), self.config.vocab_size), np.float32))
         else:
-            logits = np.ascontiguousarray(runner.device.to_host(runner.logits(batch, x)))
+            y = runner.logits(batch, x)
+            pipe.mark()
+            with pipe.watched():
+                logits = np.ascontiguousarray(runner.device.to_host(y))
             for other in range(last):
                 pipe.send(other, logits)
         pipe.flush()

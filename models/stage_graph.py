@@ -1,11 +1,13 @@
 """A pipeline stage's token passes as graphs: one for each number of sequences, recorded when it first comes.
 
-A stage waits on the host for what comes in, so a graph holds one pass of one stage: inputs are written into arrays that stay, and the pass is one
-launch. On the host a replay is a call, and what this file does can be tested there.
+What comes in differs from pass to pass, so it is written into arrays that stay, in the order of the stream, and the pass is one launch. The host
+waits for nothing but a recording. On the host a replay is a call, and what this file does can be tested there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,15 +33,21 @@ class _Pass:
 
 
 class StageGraphs:
-    """Over one cache. The runner must have no `step_problem`."""
+    """Over one cache. The runner must have no `step_problem`.
 
-    def __init__(self, runner: Runner, cache: Cache) -> None:
-        self.runner, self.cache = runner, cache
+    choose    what the last stage does with its logits inside the graph; None: nothing
+    watched   around what waits for the device (Pipe.watched)
+    """
+
+    def __init__(
+        self, runner: Runner, cache: Cache, choose: Callable[[Array], Array] | None = None, watched: Callable[[], AbstractContextManager] = nullcontext
+    ) -> None:  # fmt: skip
+        self.runner, self.cache, self.choose, self.watched = runner, cache, choose, watched
         self._passes: dict[int, _Pass] = {}
 
-    def __call__(self, batch: Batch, x: np.ndarray | None) -> Array:
-        """Of a batch of one token a sequence: what the stage's last block gives, or on the last stage the logits; overwritten by the next call with
-        as many sequences. x: from the stage before, on the host."""
+    def __call__(self, batch: Batch, receive: Callable[[Array], None]) -> Array:
+        """Of a batch of one token a sequence: what the stage's last block gives, or on the last stage the logits or what `choose` makes of them;
+        overwritten by the next call with as many sequences. receive: fills an array float32 [n, D] from the stage before (Pipe.receive_hidden)."""
         runner = self.runner
         runner.check(batch, self.cache)
         size = len(batch.tokens)
@@ -48,22 +56,35 @@ class StageGraphs:
             held = None if runner.stage.is_first else device.zeros((size, runner.config.hidden_size), np.float32)
             self._passes[size] = _Pass(device.zeros((4, size), np.int32), held)
         one = self._passes[size]
-        self._fill(one, batch, x)
-        if one.graph is None:
-            one.graph = runner.device.capture(lambda: self._step(one))
-            self._fill(one, batch, x)  # what was tried out while recording went over it
-        np.maximum.at(self.cache.lengths, batch.rows, batch.ends)
-        return one.graph.replay()
-
-    def _fill(self, one: _Pass, batch: Batch, x: np.ndarray | None) -> None:
-        upload: Any = self.runner.device.to_device
-        one.numbers[...] = upload(np.stack([batch.tokens, batch.rows, batch.positions, batch.ends]))
+        numbers = np.stack([batch.tokens, batch.rows, batch.positions, batch.ends])
+        one.numbers[...] = runner.device.to_device(numbers)
         if one.x is not None:
-            one.x[...] = upload(x)
+            receive(one.x)
+        if one.graph is None:
+            self._record(one)
+        np.maximum.at(self.cache.lengths, batch.rows, batch.ends)
+        return one.graph.replay()  # type: ignore[union-attr]
 
-    def _step(self, one: _Pass) -> Array:
+    def _record(self, one: _Pass) -> None:
+        """The pass is tried out while it is recorded, and changes x; keys it writes are written again."""
+        device = self.runner.device
+        held = None if one.x is None else device.empty(one.x.shape, np.float32)
+        if held is not None:
+            held[...] = one.x
+        arrived = device.event()
+        arrived.record()
+        with self.watched():  # what may be long in coming; the recording itself is this rank's own work (it compiles), which others wait for
+            arrived.synchronize()
+        one.graph = device.capture(lambda: self._step(one))
+        if one.x is not None:
+            one.x[...] = held
+
+    def _step(self, one: _Pass) -> Any:
         runner, numbers = self.runner, one.numbers
         rotary = None if runner.rotary is None else runner.rotary.at(numbers[POSITIONS])
         step = Step(numbers[TOKENS], numbers[ROWS], numbers[POSITIONS], numbers[ENDS], rotary, distinct=True)
         y = runner.layers(step, self.cache, one.x)
-        return runner.head(y) if runner.stage.is_last else y
+        if not runner.stage.is_last:
+            return y
+        logits = runner.head(y)
+        return logits if self.choose is None else self.choose(logits)

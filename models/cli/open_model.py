@@ -197,7 +197,7 @@ def open_model(world: World, engine: EngineOptions, quiet: bool, seen: dict[str,
         collective=open_collective(world, mesh, "tp", device.name, engine.share_gpu, device.kernels, engine.all_reduce),
         between_groups=open_collective(world, mesh, "dp"),
         verbose=engine.verbose, graph=engine.graph, int8=engine.int8 or "w8a16", kv=engine.kv, parity=mesh.rank % 2 if engine.offload_parity else None,
-        stage=stages[mesh.pp_rank] if mesh.pp > 1 else None, pipe=open_pipe(world, mesh),
+        stage=stages[mesh.pp_rank] if mesh.pp > 1 else None, pipe=open_pipe(world, mesh, device, engine.share_gpu),
         between_stages=open_collective(world, mesh, "pp"),
         plan=Plan(engine.schedule or "hybrid", engine.prompt_micro_batches, engine.token_micro_batches),
     )  # fmt: skip

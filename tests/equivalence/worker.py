@@ -31,7 +31,7 @@ def main(world: World) -> int:
     assert mesh is not None
     device = open_device(setting.device, world.launch.local_rank if setting.device == "cuda" else 0, setting.fused, setting.gemm, setting.overlap)
     collective = open_collective(world, mesh, "tp", setting.device, kernels=device.kernels, all_reduce=setting.all_reduce)
-    verdict = check_setting(setting, device, Shard(mesh.tp_rank, mesh.tp), collective, judging=mesh.rank == 0, pipe=open_pipe(world, mesh))
+    verdict = check_setting(setting, device, Shard(mesh.tp_rank, mesh.tp), collective, judging=mesh.rank == 0, pipe=open_pipe(world, mesh, device))
     if mesh.rank == 0:
         print(json.dumps(verdict.to_json()))
     return 0

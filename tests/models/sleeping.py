@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from l1_kernels.device import HostDevice
 from l2_dense_parallel.collectives import NoCollective
 from l2_dense_parallel.faults import run
 from l2_dense_parallel.world import World
@@ -27,7 +28,7 @@ class SleepingRunner:
     def __init__(self, prompt: float, token: float) -> None:
         self.prompt, self.token = prompt, token
         self.config = SimpleNamespace(rope=None, max_positions=4096, vocab_size=VOCABULARY, hidden_size=SIZE)
-        self.device = SimpleNamespace(to_host=np.asarray, to_device=np.asarray)
+        self.device = HostDevice("sleep", Any)  # type: ignore[arg-type]
         self.collective = NoCollective()
 
     def new_cache(self, num_rows: int, context: int, rows_at_once: int) -> None:
