@@ -19,6 +19,7 @@ On the host devices everything happens in this order, at once.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -58,10 +59,19 @@ class OffloadedKV:
         self.copies = device.stream()
         self.loaded = [device.event() for _ in self.buffers]
         self.computed = [device.event() for _ in self.buffers]
+        # The buffers' memory may be what work under way still uses, and is zeroed in that work's stream.
+        made = device.event()
+        device.current_stream().record(made)
+        self.copies.wait_event(made)
         self.bytes_in = self.bytes_out = 0
         self._rows = np.zeros(0, np.int32)  # of the pass, in the order of their slots
         self._slots: np.ndarray = np.zeros(0, np.int64)
         self._before = self._after = np.zeros(0, np.int64)  # of each: its row in the buffers, its keys before and after the pass
+
+    def __del__(self) -> None:
+        """Both memories go back to pools that know nothing of the copies' stream: what it still writes would be another's."""
+        if not sys.is_finalizing() and hasattr(self, "copies"):
+            self.copies.synchronize()
 
     @staticmethod
     def bytes_needed(num_rows_at_once: int, num_kv_heads: int, context: int, head_dim: int, dtype: str) -> int:

@@ -59,14 +59,14 @@ class Room:
         self._made: Any = None
 
     def make(self, stage: _Stage, rows: int, context: int, rows_at_once: int, graphs: bool) -> None:
-        wanted = (id(stage.runner), rows, context, rows_at_once, graphs, stage.choose is not None)
+        wanted = (id(stage.runner), rows, context, rows_at_once, graphs)
         if wanted == self._made:
             if self.cache is not None:
                 self.cache.lengths[:] = 0
             return
         self.cache = self.graphs = None  # let go before as much again is taken
         self.cache = stage.runner.new_cache(rows, context, rows_at_once)
-        self.graphs = StageGraphs(stage.runner, self.cache, stage.choose, stage.pipe.watched) if graphs else None
+        self.graphs = StageGraphs(stage.runner, self.cache, stage.pipe.watched) if graphs else None
         self._made = wanted
 
 
@@ -163,7 +163,9 @@ class _Stage:
             self._start = self.clock.now()
         if self.graphs is not None and work.number > 0:
             y = self.graphs(batch, self._receive)
-            return runner.device.xp.array(y) if pipe.direct and not self.last else y  # the graph's own are overwritten by its next replay
+            if not self.last:  # the graph's own array is overwritten by its next replay, perhaps before it is sent
+                return runner.device.xp.array(y) if pipe.direct else y
+            return y if self.choose is None else self.choose(y)
         x = None
         if pipe.stage > 0:
             x = runner.device.empty((len(batch.tokens), runner.config.hidden_size), np.float32)

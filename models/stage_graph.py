@@ -33,21 +33,15 @@ class _Pass:
 
 
 class StageGraphs:
-    """Over one cache. The runner must have no `step_problem`.
+    """Over one cache. The runner must have no `step_problem`. watched: around what waits for the device (Pipe.watched)."""
 
-    choose    what the last stage does with its logits inside the graph; None: nothing
-    watched   around what waits for the device (Pipe.watched)
-    """
-
-    def __init__(
-        self, runner: Runner, cache: Cache, choose: Callable[[Array], Array] | None = None, watched: Callable[[], AbstractContextManager] = nullcontext
-    ) -> None:  # fmt: skip
-        self.runner, self.cache, self.choose, self.watched = runner, cache, choose, watched
+    def __init__(self, runner: Runner, cache: Cache, watched: Callable[[], AbstractContextManager] = nullcontext) -> None:
+        self.runner, self.cache, self.watched = runner, cache, watched
         self._passes: dict[int, _Pass] = {}
 
     def __call__(self, batch: Batch, receive: Callable[[Array], None]) -> Array:
-        """Of a batch of one token a sequence: what the stage's last block gives, or on the last stage the logits or what `choose` makes of them;
-        overwritten by the next call with as many sequences. receive: fills an array float32 [n, D] from the stage before (Pipe.receive_hidden)."""
+        """Of a batch of one token a sequence: what the stage's last block gives, or on the last stage the logits; overwritten by the next call with
+        as many sequences. receive: fills an array float32 [n, D] from the stage before (Pipe.receive_hidden)."""
         runner = self.runner
         runner.check(batch, self.cache)
         size = len(batch.tokens)
@@ -84,7 +78,4 @@ class StageGraphs:
         rotary = None if runner.rotary is None else runner.rotary.at(numbers[POSITIONS])
         step = Step(numbers[TOKENS], numbers[ROWS], numbers[POSITIONS], numbers[ENDS], rotary, distinct=True)
         y = runner.layers(step, self.cache, one.x)
-        if not runner.stage.is_last:
-            return y
-        logits = runner.head(y)
-        return logits if self.choose is None else self.choose(logits)
+        return runner.head(y) if runner.stage.is_last else y

@@ -14,7 +14,8 @@ at a time (streams that share a hardware queue; a kernel whose loading waits for
     (k - 1, s + 1)    the receiver's send before: the receive comes after it
 
 and for tokens of works before k on the last stage. All of these are of a smaller k, or of the same k and a smaller s, so the waits have no cycle; streams
-only take some of them away. No host waits for its GPU but for tokens, and those are of works that are enqueued on every stage.
+only take some of them away. Tensor-parallel ranks of a stage meet inside a work, each of them at the same place of this order, so they are one stage in it. No host waits for
+its GPU but for tokens (and, before it records a graph, for what this reads), and those are of works that are enqueued on every stage.
 
 **Who keeps an array.** CuPy's pool gives freed memory to the next one who asks on the same stream, without waiting for other streams. So what is sent is kept until
 its event has passed; and what comes in is written either by a receive that waits for the compute stream first, or into buffers that are the pipe's for good.

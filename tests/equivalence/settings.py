@@ -154,4 +154,6 @@ TWO_GPU_SETTINGS = [
     Setting(device="cuda", tp=2, graph=True, dtype="fp16", all_reduce="nccl", cases=GRAPHED),
     Setting(device="cuda", pp=2, cases=tuple(DECODERS)),
     Setting(device="cuda", pp=2, dtype="fp16", batch="staggered", cases=tuple(DECODERS)),
+    Setting(device="cuda", pp=2, kv="cpu", dtype="fp16", batch="staggered", cases=tuple(DECODERS)),
+    Setting(device="cuda", tp=2, kv="cpu", parity=True, dtype="fp16", batch="staggered", cases=tuple(DECODERS)),
 ]

@@ -45,6 +45,9 @@ class LogStream:
     def wait_event(self, event: Any) -> None:
         self.log.diary.append((self.name, ("wait", id(event))))
 
+    def synchronize(self) -> None:
+        self.log.diary.append((self.name, "synchronize"))
+
 
 def make(device: Any, layers: int = 3, rows: int = 4, at_once: int | None = None, parity: int | None = None) -> OffloadedKV:
     cache = OffloadedKV(device, layers, rows, G, S, R, "fp32", at_once, parity)
@@ -112,6 +115,18 @@ def test_a_layer_waits_for_its_load_and_a_load_for_the_buffers_last_layer() -> N
     # And a load is never asked for before the layer that had its buffer was closed.
     order = device.diary.index(("compute", ("record", computed[0])))
     assert device.diary[order + 1] == ("copies", ("wait", computed[0]))
+
+
+def test_memory_is_taken_and_given_back_in_the_streams_order() -> None:
+    """Pools hand memory on by the current stream, which the copies' is not: it waits for what had the buffers before, and is done when they go."""
+    device = Log()
+    cache = make(device)
+    (made,) = {what[1] for stream, what in device.diary if stream == "compute"}
+    assert device.diary == [("compute", ("record", made)), ("copies", ("wait", made))]
+    write(cache, [1], [0], 1)
+    device.diary.clear()
+    del cache
+    assert device.diary == [("copies", "synchronize")]
 
 
 def copying(parity: int | None, layers: int) -> set[int]:

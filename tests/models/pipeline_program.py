@@ -12,7 +12,10 @@ from l2_dense_parallel.world import World
 
 def main(world: World) -> int:
     cases = json.loads(Path(sys.argv[1]).read_text())
-    from l1_kernels.device import open_device
+    from l1_kernels.device import open_device, prepare
+
+    name = cases.get("device", "cpu")
+    prepare(name)
     from l2_dense_parallel.mesh import MeshShape, build_mesh
     from l2_dense_parallel.open_collective import open_collective
     from l2_dense_parallel.pipeline.pipe import open_pipe
@@ -28,12 +31,13 @@ def main(world: World) -> int:
     world.start()
     mesh = build_mesh(world, MeshShape(tp=cases["tp"], pp=cases["pp"]))
     assert mesh is not None
-    pipe = open_pipe(world, mesh)
+    device = open_device(name, world.launch.local_rank if name == "cuda" else 0)
+    pipe = open_pipe(world, mesh, device)
     assert pipe is not None and pipe.stage == mesh.pp_rank
     checkpoint = open_checkpoint(find_model("shakespeare"))
     stage = make_stages(checkpoint.config, mesh.pp)[mesh.pp_rank]
-    collective = open_collective(world, mesh, "tp")
-    runner = build_runner(checkpoint, open_device("cpu"), "fp32", Shard(mesh.tp_rank, mesh.tp), collective, stage=stage, kv=cases["kv"])
+    collective = open_collective(world, mesh, "tp", name)
+    runner = build_runner(checkpoint, device, "fp32", Shard(mesh.tp_rank, mesh.tp), collective, stage=stage, kv=cases["kv"])
     assert runner.step_problem() is None or not cases["graphs"]
     found = []
     for case in cases["cases"]:
