@@ -145,6 +145,16 @@ class FusedRegions:
             return self.unfused.attend(qkv, num_heads, rotary, cache, window, scale, slopes)
         return region_launch.attend_step(self.kernels, self.multiprocessors, qkv, num_heads, rotary, cache, window, scale, slopes)
 
+    def rows_dtype(self, num_tokens: int, *weights: Weight) -> str | None:
+        dtype = weights[0].dtype
+        good = (
+            dtype != "fp32"
+            and num_tokens <= self.most_tokens
+            and all(weight.dtype == dtype and weight.act is None and address(weight.data) % 16 == 0 for weight in weights)
+            and plans.takes(Job(dtype, carried=True), num_tokens, *(weight.data.shape[-1] for weight in weights))
+        )
+        return CARRIED[dtype] if good else None
+
     def _takes(self, job: Job, x: Array, *weights: Weight) -> bool:
         return (
             getattr(x, "ndim", 0) == 2

@@ -94,6 +94,11 @@ class Regions(Protocol):
         """Both linear_adds into one residual."""
         ...
 
+    def rows_dtype(self, num_tokens: int, *weights: Weight) -> str | None:
+        """The 16-bit dtype in which norm_linear, norm_feed_forward or norm_pair by these weights take rows that are normed already, as x with
+        norm None; None where they do not."""
+        ...
+
 
 class UnfusedRegions:
     """Every operation by itself."""
@@ -135,6 +140,9 @@ class UnfusedRegions:
     ) -> Array:
         total = self.linear_add(mixed, *out, residual)
         return self.linear_add(hidden, *down, total)
+
+    def rows_dtype(self, num_tokens: int, *weights: Weight) -> str | None:
+        return None
 
 
 def apply_norm_args(kernels: Kernels, x: Array, norm: NormArgs | None) -> Array:

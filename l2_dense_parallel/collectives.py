@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from l1_kernels.regions import NormArgs
 from l1_kernels.weight import Array
 
 
@@ -49,6 +50,11 @@ class Collective(Protocol):
         None, and nothing is done. The same bits as all_reduce and an addition."""
         ...
 
+    def reduce_add_norm(self, x: Array, residual: Array, norm: NormArgs, dtype: str) -> Array | None:
+        """reduce_add of x [T, D], with the norm of the new residual in the same launch: it is returned, [T, D] in the carrier of `dtype`
+        ("fp16", "bf16"). None, and nothing is done, where there is no such launch."""
+        ...
+
     def all_gather(self, x: Array) -> Array:
         """x [n, m] (float32, the same shape on every rank) -> [n, size * m]: rank r's columns are [r * m, (r + 1) * m)."""
         ...
@@ -81,6 +87,9 @@ class NoCollective:
         return x
 
     def reduce_add(self, x: Array, residual: Array) -> Array | None:
+        return None
+
+    def reduce_add_norm(self, x: Array, residual: Array, norm: NormArgs, dtype: str) -> Array | None:
         return None
 
     def all_gather(self, x: Array) -> Array:

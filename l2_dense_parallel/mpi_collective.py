@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from l1_kernels.regions import NormArgs
 from l1_kernels.weight import Array
 from l2_dense_parallel.collectives import Counters, check_float32
 from l2_dense_parallel.watchdog import GROUPS, OPERATIONS, Watchdog
@@ -46,6 +47,9 @@ class MPICollective:
         return x
 
     def reduce_add(self, x: Array, residual: Array) -> Array | None:
+        return None
+
+    def reduce_add_norm(self, x: Array, residual: Array, norm: NormArgs, dtype: str) -> Array | None:
         return None
 
     def all_gather(self, x: Array) -> Array:

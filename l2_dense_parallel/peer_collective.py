@@ -16,6 +16,7 @@ from l1_kernels.errors import UserError
 from l1_kernels.gpu_kernels import GpuKernels
 from l1_kernels.peer_reduce.launch import MAX_BYTES, PeerReduce
 from l1_kernels.peer_reduce.layout import MAX_RANKS, window_words
+from l1_kernels.regions import NormArgs
 from l1_kernels.weight import Array
 from l2_dense_parallel.collectives import check_float32
 from l2_dense_parallel.nccl_collective import START_LIMIT, NCCLCollective
@@ -72,6 +73,12 @@ class PeerCollective(NCCLCollective):
         check_float32(x, "reduce_add")
         self.counters.add("reduce_add", x.nbytes)
         return self._reduce.add(x, residual)
+
+    def reduce_add_norm(self, x: Array, residual: Array, norm: NormArgs, dtype: str) -> Array | None:
+        if not (self._is_small(x) and self._reduce.takes_norm(x)):
+            return None
+        self.counters.add("reduce_add_norm", x.nbytes)
+        return self._reduce.add_norm(x, residual, norm, dtype)
 
     def _is_small(self, x: Array) -> bool:
         """The same on all ranks, whose x are of one size."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from l1_kernels.kernels import Kernels
+from l1_kernels.regions import NormArgs
 from l1_kernels.weight import Array
 from l2_dense_parallel.collectives import Collective
 
@@ -20,3 +21,7 @@ class TensorReduce:
     def add(self, residual: Array, part: Array) -> Array:
         fused = self.collective.reduce_add(part, residual)
         return self.kernels.add(residual, self(part)) if fused is None else fused
+
+    def add_norm(self, residual: Array, part: Array, norm: NormArgs, dtype: str) -> tuple[Array, Array | None]:
+        rows = self.collective.reduce_add_norm(part, residual, norm, dtype)
+        return (self.add(residual, part), None) if rows is None else (residual, rows)

@@ -21,6 +21,10 @@ class Reduce(Protocol):
         """residual += the sum of every rank's part, in place, and returned; part is used up."""
         ...
 
+    def add_norm(self, residual: Array, part: Array, norm: NormArgs, dtype: str) -> tuple[Array, Array | None]:
+        """`add`, and the norm of the new residual [T, D], in the 16 bits of `dtype`, where the same launch makes it; else None in its place."""
+        ...
+
 
 class FeedForward(Protocol):
     """residual += ffn(norm(x)), in place, and returned; residual None: this rank's part of ffn(norm(x)) [T, D], which the

@@ -21,6 +21,7 @@ from layers.alibi import alibi_slopes
 from layers.attention import Attention, HeadShare
 from layers.batch import Batch
 from layers.block import Block
+from layers.border import Border, Reader
 from layers.config import ModelConfig
 from layers.embedding import Embedding, EmbeddingWeights, Head
 from layers.feed_forward import DenseFeedForward
@@ -163,10 +164,18 @@ class Runner:
         graph can hold it (models/prompt_graph.py, which checks). x: a stage's, from the stage before, changed."""
         if x is None:
             x = self.embedding(step)
+        border = Border()
         for index, block in enumerate(self.blocks):
-            x = block(x, self.weights.layer(index), step, cache.open_layer(index))
+            border.following = self._reader(index + 1)
+            x = block(x, self.weights.layer(index), step, cache.open_layer(index), border)
             cache.close_layer(index)
         return x
+
+    def _reader(self, index: int) -> Reader | None:
+        """What layer `index` begins with, if the sum before may make it: where there are ranks, and its weights are at hand."""
+        if self.collective.size == 1 or index == len(self.blocks) or not isinstance(self.weights, ResidentWeights):
+            return None
+        return self.blocks[index].first_reader(self.weights.layer(index))
 
     def _upload(self, batch: Batch, cache: Cache) -> Step:
         upload = self.device.to_device

@@ -420,6 +420,51 @@ def gpu_graph_sums(world: World, how: str) -> None:
     say("graph sums right on GPU", device.index)
 
 
+def gpu_norm_sums(world: World) -> None:
+    """A sum with its residual and the norm after it, in replayed graphs: the bits of the three launches by themselves."""
+    import numpy as np
+
+    from l1_kernels.regions import NormArgs
+    from l1_kernels.sbi_gemm.launch import norm_rows
+
+    device, collective = _on_gpus(world, "one-shot")
+    rng = np.random.default_rng(9)
+    for shape, kind, dtype in (((1, 4096), "rmsnorm", "bf16"), ((16, 1600), "layernorm", "fp16"), ((5, 8), "layernorm", "bf16"), ((8, 8192), "rmsnorm", "fp16")):
+        gain, shift = (device.to_device(rng.standard_normal(shape[1]).astype(np.float32)) for _ in range(2))
+        norm = NormArgs(kind, gain, shift if kind == "layernorm" else None, 1e-5)
+        source, residual = device.zeros(shape), device.zeros(shape)
+
+        def step(source: Any = source, residual: Any = residual, norm: Any = norm, dtype: str = dtype) -> list[Any]:
+            found = []
+            for _ in range(10):
+                together, apart = device.kernels.add(device.zeros(source.shape), residual), device.kernels.add(device.zeros(source.shape), residual)
+                rows = collective.reduce_add_norm(source, together, norm, dtype)
+                assert rows is not None
+                device.kernels.add(apart, collective.all_reduce(device.kernels.add(device.zeros(source.shape), source)))
+                found += [together, apart, rows, norm_rows(device.kernels, apart, norm.kind, norm.weight, norm.bias, norm.eps, dtype)]
+                device.kernels.add(residual, together)
+            return found
+
+        graph = device.capture(step)
+        for _ in range(20):
+            parts, before = rng.standard_normal((world.size, *shape)).astype(np.float32), rng.standard_normal(shape).astype(np.float32)
+            source.set(parts[world.rank])
+            residual.set(before)
+            found = graph.replay()
+            collective.synchronize()
+            host = [array.get() for array in found]
+            exact = before + parts.astype(np.float64).sum(axis=0)
+            assert np.abs(host[0] - exact).max() <= 1e-6 * (np.abs(parts).sum(axis=0) + np.abs(before)).max()
+            for together, apart, rows, wanted in zip(host[::4], host[1::4], host[2::4], host[3::4], strict=True):
+                np.testing.assert_array_equal(together, apart)
+                np.testing.assert_array_equal(rows, wanted)
+            assert len(set(world.exchange(b"".join(array.tobytes() for array in host)))) == 1, "ranks have other bits"
+    wide, long = device.zeros((1, 8200)), device.zeros((17, 8))
+    for x in (wide, long, device.zeros((16, 8192))):  # too wide, too many, beyond the crossover
+        assert collective.reduce_add_norm(x, x, norm, "fp16") is None
+    say("norms right on GPU", device.index)
+
+
 def gpu_refuses_a_wrong_sum(world: World) -> None:
     """The trial at the start finds it, on whichever rank it is."""
     from l1_kernels.peer_reduce.launch import PeerReduce
@@ -463,7 +508,7 @@ PROGRAMS: dict[str, Callable] = {
     for function in (
         *(sums, staged, meshes, uneven, threads),
         *(usage, fail, generate, leave, early, agreed, arguments, no_mpi4py, pipe),
-        *(gpu_sums, gpu_small_sums, gpu_graph_sums, gpu_refuses_a_wrong_sum, gpu_leave, gpu_refused),
+        *(gpu_sums, gpu_small_sums, gpu_graph_sums, gpu_norm_sums, gpu_refuses_a_wrong_sum, gpu_leave, gpu_refused),
     )
 }
 

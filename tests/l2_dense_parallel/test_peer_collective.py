@@ -234,6 +234,14 @@ def test_sums_in_a_graph(how: str) -> None:
 
 @pytest.mark.gpu2
 @pytest.mark.mpi
+def test_sums_with_norms() -> None:
+    ended = on_ranks(2, "gpu_norm_sums", limit=180.0)
+    assert ended.status == 0, ended.err
+    assert ended.out.count("norms right on GPU") == 2
+
+
+@pytest.mark.gpu2
+@pytest.mark.mpi
 def test_a_wrong_sum_is_refused() -> None:
     ended = on_ranks(2, "gpu_refuses_a_wrong_sum", limit=180.0)
     assert ended.status != 0

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from l1_kernels.device import open_device
+from l1_kernels.regions import NormArgs
 from l2_dense_parallel.collectives import NoCollective
 from l2_dense_parallel.tensor_reduce import TensorReduce
 
@@ -33,6 +34,9 @@ class Twins(NoCollective):
         residual += 2 * x
         return residual
 
+    def reduce_add_norm(self, x: Any, residual: Any, norm: Any, dtype: str) -> Any:
+        return None if self.reduce_add(x, residual) is None else (norm, dtype)
+
 
 @pytest.mark.parametrize("fuses", [False, True])
 def test_add(fuses: bool) -> None:
@@ -42,6 +46,18 @@ def test_add(fuses: bool) -> None:
     wanted = 5 + 2 * part
     assert reduce.add(residual, part) is residual
     np.testing.assert_array_equal(residual, wanted)
+    assert collective.calls == ["reduce_add" if fuses else "all_reduce"]
+
+
+@pytest.mark.parametrize("fuses", [False, True])
+def test_add_norm(fuses: bool) -> None:
+    """Whether or not the norm is made with it, the sum is, once."""
+    collective = Twins(fuses)
+    reduce = TensorReduce(collective, open_device("cpu").kernels)
+    residual, part, norm = np.full((2, 3), 5, np.float32), np.ones((2, 3), np.float32), NormArgs("rmsnorm", np.ones(3, np.float32), None, 1e-5)
+    given, rows = reduce.add_norm(residual, part, norm, "fp16")
+    assert given is residual and (residual == 7).all()
+    assert rows == ((norm, "fp16") if fuses else None)
     assert collective.calls == ["reduce_add" if fuses else "all_reduce"]
 
 
