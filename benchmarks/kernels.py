@@ -90,7 +90,7 @@ def measure(device: Device, dtype: str, tokens: int, quick: bool) -> Iterator[di
 
     tuner = Tuner(device, dtype)
     table = plans.load_table(device.description)
-    for name, outputs, inner, _ in shapes():
+    for name, outputs, inner, *_ in shapes():
         if quick and not name.startswith(QUICK):
             continue
         plan = plans.choose(table, Job(dtype, carried=True), tokens, outputs, inner)

@@ -55,15 +55,16 @@ def load16_floats(array: Any, index: Any) -> Any:
     return tuple(_words(array, index).view(np.float32))
 
 
-@instruction("ld.global.nc.L1::no_allocate.v4.u32 {$0,$1,$2,$3}, [$4];", returns="u32x4", takes=["element"], effect="read")
+@instruction("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {$0,$1,$2,$3}, [$4];", returns="u32x4", takes=["element"], effect="read")
 def load16_stream(array: Any, index: Any) -> Any:
-    """16 bytes of global memory that nobody writes during the kernel and that are read once (weights): kept out of L1."""
+    """16 bytes of global memory that nobody writes during the kernel and that are read once (weights): kept out of L1. L2 fetches the whole
+    cache line: where a warp's load takes 64 bytes of each of 8 rows, as for the tensor cores, its next load finds the rest there."""
     return tuple(_words(array, index))
 
 
 @instruction(
     "{ .reg .pred inside; setp.ne.s32 inside, $5, 0; mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;"
-    " @inside ld.global.nc.L1::no_allocate.v4.u32 {$0,$1,$2,$3}, [$4]; }",
+    " @inside ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {$0,$1,$2,$3}, [$4]; }",
     returns="&u32x4", takes=["element", "i32"], effect="read",
 )  # fmt: skip
 def load16_stream_if(array: Any, index: Any, inside: Any) -> Any:

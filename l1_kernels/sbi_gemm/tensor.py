@@ -100,7 +100,8 @@ def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -
     int8 = job.dtype == "int8"
     per = PER_LOAD[job.dtype]
     loads = PIECE // (4 * per)  # of a row in a piece: two of 16 bits, one of int8
-    x_loads = 2
+    x_loads = 2  # lane (g, t)'s numbers of x in a piece: 8 each, `x_hop` apart, from x_per * t on
+    x_hop, x_per = (8, 16) if int8 else (32, 8)
     hop = PIECE * splits
     step = hop * unroll
     held = unroll * tiles * 2 * loads * 4
@@ -125,48 +126,67 @@ def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -
     gated_first, gated_second = job.gated and not is_pair, job.gated
 
     @cuda.jit(device=True, forceinline=True)
-    def find_rows(starts, first_slot, second, num_rows, size):
-        """Where lane (g, t)'s rows g and g + 8 of each tile start, and its 16 bytes in them. A row past the last one is the last,
-        read again and not written."""
+    def find_rows(starts, first_slot, second, num_rows, size, first_k):
+        """Where this lane (g, t)'s first 16 bytes lie of rows g and g + 8 of each tile. A row past the last one is the last, read again
+        and not written."""
         lane = lane_index()
         for i in range(tiles * 2):
             slot = first_slot + i * 8 + (lane >> 2)
             row = row_of(slot, num_rows) if second else row_of_first(slot, num_rows)
-            starts[i] = np.int64(min(row, num_rows - 1)) * size + (lane & 3) * per
+            starts[i] = np.int64(min(row, num_rows - 1)) * size + first_k + (lane & 3) * per
 
     @cuda.jit(device=True, forceinline=True)
-    def fetch(words, w, starts, k, size, u):
-        """Asks for piece u of the warp's rows."""
+    def find_x(x_starts, x, size, first_k):
+        """The same of x, whose rows are tokens."""
+        lane = lane_index()
+        for c in range(columns):
+            token = np.int64(min(c * 8 + (lane >> 2), x.shape[0] - 1))
+            x_starts[c] = token * size + first_k + (lane & 3) * x_per
+
+    @cuda.jit(device=True, forceinline=True)
+    def advance(starts, x_starts):
+        for i in range(tiles * 2):
+            starts[i] += step
+        for c in range(columns):
+            x_starts[c] += step
+
+    @cuda.jit(device=True, forceinline=True)
+    def fetch(words, w, starts, k, size, u, checked):
+        """Asks for piece u of the warp's rows; `checked`: where it lies inside."""
         left = size - (lane_index() & 3) * per
         for i in range(tiles * 2):
             for j in range(loads):
-                at_k = k + u * hop + j * 4 * per
-                v = ptx.load16_stream_if(w, starts[i] + at_k, at_k < left)
+                further = u * hop + j * 4 * per
+                if checked:
+                    v = ptx.load16_stream_if(w, starts[i] + further, k + further < left)
+                else:
+                    v = ptx.load16_stream(w, starts[i] + further)
                 at = ((u * tiles * 2 + i) * loads + j) * 4
                 words[at], words[at + 1], words[at + 2], words[at + 3] = v[0], v[1], v[2], v[3]
 
     @cuda.jit(device=True, forceinline=True)
-    def place_of_x(k, u, j):
-        """Where in a row of x the lane's load j for piece u starts."""
-        lane = lane_index()
-        return k + u * hop + ((lane & 3) * 16 + j * 8 if int8 else j * 32 + (lane & 3) * 8)
-
-    @cuda.jit(device=True, forceinline=True)
-    def fetch_x(held_x, x, k, size, u):
+    def fetch_x(held_x, x, x_starts, k, size, u, checked):
         """Asks for the 16-bit x that piece u meets, with it: it would cost a wait of its own after it."""
         if holds_x:
-            last = x.shape[0] - 1
+            left = size - (lane_index() & 3) * x_per
             for c in range(columns):
-                base = np.int64(min(c * 8 + (lane_index() >> 2), last)) * size
                 for j in range(x_loads):
-                    k_x = place_of_x(k, u, j)
-                    v = load_x(x, base + k_x, k_x < size)
+                    further = u * hop + j * x_hop
+                    v = load_x(x, x_starts[c] + further, not checked or k + further < left)
                     at = ((u * columns + c) * x_loads + j) * 4
                     held_x[at], held_x[at + 1], held_x[at + 2], held_x[at + 3] = v[0], v[1], v[2], v[3]
 
     @cuda.jit(device=True, forceinline=True)
-    def multiply(words, i, b0, b1, sums, at):
-        """Two mma: words i.. of row g and of row g + 8 against four words of x."""
+    def ask_step(words, held_x, w, x, starts, x_starts, first_k, size):
+        """Asks for the first pieces of rows that were just found."""
+        for u in range(unroll):
+            fetch(words, w, starts, first_k, size, u, True)
+            fetch_x(held_x, x, x_starts, first_k, size, u, True)
+        advance(starts, x_starts)
+
+    @cuda.jit(device=True, forceinline=True)
+    def product(words, i, b0, b1, sums, at):
+        """One mma: words i.. of row g and of row g + 8 against four words of x."""
         c = (sums[at], sums[at + 1], sums[at + 2], sums[at + 3])
         if int8:
             a0, a2 = ptx.s8x4_to_f16x4(words[i])
@@ -175,6 +195,28 @@ def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -
             a0, a1, a2, a3 = words[i], words[i + 4 * loads], words[i + 1], words[i + 4 * loads + 1]
         c = mma((a0, a1, a2, a3), (b0, b1), c)
         sums[at], sums[at + 1], sums[at + 2], sums[at + 3] = c[0], c[1], c[2], c[3]
+
+    @cuda.jit(device=True, forceinline=True)
+    def multiply(words, held_x, x, shared, pitch, k, size, u, sums, checked):
+        """Piece u, which has come, with its part of x."""
+        lane = lane_index()
+        for c in range(columns):
+            token = min(c * 8 + (lane >> 2), x.shape[0] - 1)
+            for j in range(x_loads):
+                k_x = k + u * hop + j * x_hop + (lane & 3) * x_per
+                inside = not checked or k_x < size
+                if has_norm:
+                    b = load_shared(shared, token * pitch + (k_x >> 1), inside)
+                elif holds_x:
+                    at = ((u * columns + c) * x_loads + j) * 4
+                    b = (held_x[at], held_x[at + 1], held_x[at + 2], held_x[at + 3])
+                else:
+                    b = load_x(x, np.int64(token) * size + k_x, inside)
+                for m in range(tiles):
+                    here = (m * columns + c) * 4
+                    first = (u * tiles + m) * 2 * loads * 4 + (2 if int8 else 4) * j
+                    product(words, first, b[0], b[1], sums, here)
+                    product(words, first + (1 if int8 else 2), b[2], b[3], sums, here)
 
     @cuda.jit(device=True, forceinline=True)
     def rescale(sums, scale, scale_b, first_slot, num_rows):
@@ -199,6 +241,7 @@ def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -
         parts = cuda.shared.array(parts_size, types.float32)
         shared = cuda.shared.array(0, types.uint32)
         starts = cuda.local.array(num_starts, types.int64)
+        x_starts = cuda.local.array(columns, types.int64)
         words = cuda.local.array(held, types.uint32)
         held_x = cuda.local.array(held_x_size, types.uint32)
         sums = cuda.local.array(num_sums, types.float32)
@@ -224,9 +267,9 @@ def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -
             num_slots = ((num_rows >> 1) + 7) // 8 * 16
         num_tiles = (num_slots + tile_rows - 1) // tile_rows
         if block < num_tiles:
-            find_rows(starts, block * tile_rows + group * 16 * tiles, second, num_rows, size)
+            find_rows(starts, block * tile_rows + group * 16 * tiles, second, num_rows, size, first_k)
             for u in range(unroll):
-                fetch(words, w, starts, first_k, size, u)
+                fetch(words, w, starts, first_k, size, u, True)
         if holds_norm:
             held_norm = cuda.local.array(norm_size, types.float32)
             ask(held_norm, size, gain, shift, has_shift)
@@ -234,8 +277,10 @@ def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -
         if holds_norm:
             ask_x(held_norm, x, 0)
         if block < num_tiles:
+            find_x(x_starts, x, size, first_k)
             for u in range(unroll):
-                fetch_x(held_x, x, first_k, size, u)
+                fetch_x(held_x, x, x_starts, first_k, size, u, True)
+            advance(starts, x_starts)
         pitch = ((size + 63) >> 6) * 32 + 16
         if holds_norm:
             norm_held(held_norm, size, eps, shared, 0)
@@ -247,48 +292,43 @@ def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -
             for i in range(num_sums):
                 sums[i] = ZERO
             for segment in range(segments):
-                k = first_k
                 w_now, x_now = w, x
                 if is_inner and segment == 1:
                     if int8:
                         rescale(sums, scale, scale_b, first_slot, num_rows)
                     w_now, x_now = wb, xb
                     size = wb.shape[1]
-                    find_rows(starts, first_slot, second, num_rows, size)
+                done = np.int64(0)  # of the row; the same in all lanes, as the branches are
+                while done + 2 * step <= size:
+                    k = first_k + done
+                    for u in range(unroll):  # the place that is free now takes its next piece at once
+                        multiply(words, held_x, x_now, shared, pitch, k, size, u, sums, False)
+                        fetch(words, w_now, starts, k + step, size, u, False)
+                        fetch_x(held_x, x_now, x_starts, k + step, size, u, False)
+                    advance(starts, x_starts)
+                    done += step
+                while done < size:
+                    k = first_k + done
+                    more = done + step < size
                     for u in range(unroll):
-                        fetch(words, w_now, starts, k, size, u)
-                        fetch_x(held_x, x_now, k, size, u)
-                more = True
-                while more:
-                    more = k - first_k + step < size
-                    for u in range(unroll):
-                        for c in range(columns):
-                            token = min(c * 8 + (lane >> 2), num_tokens - 1)
-                            for j in range(x_loads):
-                                k_x = place_of_x(k, u, j)
-                                if has_norm:
-                                    b = load_shared(shared, token * pitch + (k_x >> 1), k_x < size)
-                                elif holds_x:
-                                    at = ((u * columns + c) * x_loads + j) * 4
-                                    b = (held_x[at], held_x[at + 1], held_x[at + 2], held_x[at + 3])
-                                else:
-                                    b = load_x(x_now, np.int64(token) * size + k_x, k_x < size)
-                                for m in range(tiles):
-                                    here = (m * columns + c) * 4
-                                    first = (u * tiles + m) * 2 * loads * 4 + (2 if int8 else 4) * j
-                                    multiply(words, first, b[0], b[1], sums, here)
-                                    multiply(words, first + (1 if int8 else 2), b[2], b[3], sums, here)
-                        if more:  # the place that is free now takes its next piece at once
-                            fetch(words, w_now, starts, k + step, size, u)
-                            fetch_x(held_x, x_now, k + step, size, u)
-                    k += step
+                        multiply(words, held_x, x_now, shared, pitch, k, size, u, sums, True)
+                        if more:
+                            fetch(words, w_now, starts, k + step, size, u, True)
+                            fetch_x(held_x, x_now, x_starts, k + step, size, u, True)
+                        elif is_inner and segment == 0:  # the second matrix's first
+                            if u == 0:
+                                find_rows(starts, first_slot, second, num_rows, wb.shape[1], first_k)
+                                find_x(x_starts, xb, wb.shape[1], first_k)
+                            fetch(words, wb, starts, first_k, wb.shape[1], u, True)
+                            fetch_x(held_x, xb, x_starts, first_k, wb.shape[1], u, True)
+                    advance(starts, x_starts)
+                    done += step
             if is_inner:
                 size = w.shape[1]
             if dealt and tile + stride < num_tiles:
-                find_rows(starts, first_slot + stride * tile_rows, second, num_rows, size)
-                for u in range(unroll):
-                    fetch(words, w, starts, first_k, size, u)
-                    fetch_x(held_x, x, first_k, size, u)
+                find_rows(starts, first_slot + stride * tile_rows, second, num_rows, size, first_k)
+                find_x(x_starts, x, size, first_k)
+                ask_step(words, held_x, w, x, starts, x_starts, first_k, size)
             else:
                 fetch_ahead(ahead, ahead_width)
 

@@ -29,17 +29,17 @@ TOKENS = (1, 8, 16)
 SLACK = 0.01  # a simpler plan that is slower by no more is noise
 
 
-def shapes() -> Iterator[tuple[str, int, int, bool]]:
-    """(name, outputs, inner, whether to time it behind a norm too) of Table I's GeMMs."""
+def shapes() -> Iterator[tuple[str, int, int, bool, str]]:
+    """(name, outputs, inner, whether to time it behind a norm too, Job's pair or "") of Table I's GeMMs."""
     for model, size in HIDDEN.items():
-        yield f"{model} qkv", 3 * size, size, False
-        yield f"{model} out", size, size, False
-        yield f"{model} up", 4 * size, size, True
-        yield f"{model} down", size, 4 * size, False
-        yield f"{model} head", HEADS[model], size, False
+        yield f"{model} qkv", 3 * size, size, False, ""
+        yield f"{model} out", size, size, False, ""
+        yield f"{model} up", 4 * size, size, True, ""
+        yield f"{model} down", size, 4 * size, False, ""
+        yield f"{model} head", HEADS[model], size, False, ""
     for model in PARALLEL:  # whose regions 3 and 4 are one launch each
-        yield f"{model} qkv, up", 7 * HIDDEN[model], HIDDEN[model], False
-        yield f"{model} out, down", HIDDEN[model], 5 * HIDDEN[model], False
+        yield f"{model} qkv, up", 7 * HIDDEN[model], HIDDEN[model], False, "rows"
+        yield f"{model} out, down", HIDDEN[model], 5 * HIDDEN[model], False, "inner"
 
 
 def candidates(dtype: str, tokens: int, norm: bool) -> list[Any]:
@@ -60,13 +60,13 @@ def candidates(dtype: str, tokens: int, norm: bool) -> list[Any]:
 
 # rows, splits, groups, unroll, blocks
 WIDE = (
-    (1, 1, 4, 4, 0), (2, 1, 4, 2, 0), (4, 1, 4, 1, 0), (4, 1, 4, 2, 0), (2, 2, 4, 2, 0), (2, 4, 2, 2, 0), (2, 1, 4, 2, 6), (1, 1, 4, 4, 6),
-    (2, 1, 4, 4, 0), (2, 1, 2, 4, 0), (1, 2, 4, 4, 0), (2, 2, 4, 4, 0), (1, 4, 2, 4, 0), (1, 8, 1, 4, 0),
+    (1, 1, 4, 4, 0), (2, 1, 4, 2, 0), (4, 1, 4, 2, 0), (2, 2, 4, 2, 0), (2, 4, 2, 2, 0), (2, 1, 4, 4, 0), (2, 1, 2, 4, 0), (2, 2, 4, 4, 0),
+    (1, 4, 2, 4, 0), (4, 2, 4, 2, 0), (1, 8, 1, 4, 0),
 )  # fmt: skip
 WIDE_NORM = ((2, 1, 8, 2, 0), (4, 1, 8, 1, 0), (1, 1, 8, 4, 3), (2, 1, 8, 2, 3), (4, 1, 8, 1, 3))
 # tiles, splits, groups, unroll, blocks
 TENSOR = ((1, 4, 1, 2, 0), (1, 8, 1, 1, 0), (1, 8, 1, 2, 0), (1, 16, 1, 1, 0), (2, 8, 1, 1, 0), (1, 4, 1, 1, 3), (1, 8, 1, 1, 2), (1, 4, 2, 2, 0), (2, 4, 1, 1, 0))
-TENSOR_INT8 = ((1, 4, 1, 4, 0), (1, 4, 1, 2, 0), (1, 8, 1, 2, 0), (1, 16, 1, 1, 0), (1, 8, 1, 1, 2), (1, 8, 1, 4, 0), (1, 4, 2, 2, 0), (2, 4, 1, 2, 0), (2, 8, 1, 2, 0), (1, 16, 1, 2, 0), (2, 4, 1, 4, 0))
+TENSOR_INT8 = ((1, 4, 1, 4, 0), (1, 4, 1, 2, 0), (1, 8, 1, 2, 0), (1, 16, 1, 1, 0), (1, 8, 1, 1, 2), (1, 8, 1, 4, 0), (1, 4, 2, 2, 0), (2, 4, 1, 2, 0), (2, 8, 1, 2, 0), (1, 16, 1, 2, 0), (2, 4, 1, 4, 0), (2, 16, 1, 1, 0))
 
 
 class Tuner:
@@ -79,8 +79,11 @@ class Tuner:
         self.pool = WeightPool(device, dtype)
         self.multiprocessors: int = device.regions.multiprocessors  # type: ignore[attr-defined]
 
-    def time(self, plan: Any, tokens: int, outputs: int, inner: int, norm: bool, ahead_bytes: int = 0) -> float:
-        """Milliseconds of one launch: norm (or 16-bit x) + GeMM + bias."""
+    def time(self, plan: Any, tokens: int, outputs: int, inner: int, norm: bool, ahead_bytes: int = 0, pair: str = "") -> float:
+        """Milliseconds of one launch: norm (or 16-bit x) + GeMM + bias. pair: of Job, a layer's whose attention and feed-forward stand side by
+        side: 3 of 7 parts of the outputs are the first product's, or one of 5 of the inner size."""
+        if pair:
+            return self._time_pair(plan, tokens, outputs, inner, pair)
         from l1_kernels.fused_regions import ahead_width
         from l1_kernels.sbi_gemm import launch
         from l1_kernels.sbi_gemm.job import Job
@@ -103,13 +106,40 @@ class Tuner:
             calls.append(partial(launch.run, device.kernels, job, plan, self.multiprocessors, operand, None, following, width))
         return time_graph(device, calls)
 
-    def best(self, tokens: int, outputs: int, inner: int, norm: bool) -> tuple[Any, dict[str, float]]:
+    def _time_pair(self, plan: Any, tokens: int, outputs: int, inner: int, pair: str) -> float:
+        from l1_kernels.sbi_gemm import launch
+        from l1_kernels.sbi_gemm.job import CARRIED, Job
+        from l1_kernels.sbi_gemm.timing import time_graph
+        from l1_kernels.weight import CARRIER, Weight
+
+        device: Any = self.device
+        xp = device.xp
+        side = pair == "rows"
+        job = Job(self.dtype, carried=True, activation="gelu_new" if side else None, add=not side, carries=side, pair=pair)
+        x = xp.random.standard_normal((tokens, inner), dtype=xp.float32).astype(xp.float16).view(xp.uint16)
+        calls = []
+        for weight in self.pool.matrices(outputs, inner):
+            flat, scale = weight.data.reshape(-1), weight.scale
+            first = outputs // 7 * 3 * inner if side else inner // 5 * outputs
+            sizes = ((outputs // 7 * 3, inner), (outputs // 7 * 4, inner)) if side else ((outputs, inner // 5), (outputs, inner // 5 * 4))
+            operands: list[launch.Operand] = []
+            for data, (num_out, size) in zip((flat[:first], flat[first:]), sizes, strict=True):
+                part = Weight(data.reshape(num_out, size), self.dtype, None if scale is None else scale[:num_out])
+                carrier = CARRIER[CARRIED[self.dtype]] if side and operands else np.float32
+                operands.append(
+                    launch.Operand(xp.ascontiguousarray(x[:, :size]), part, xp.zeros(num_out, xp.float32), device.zeros((tokens, num_out), carrier))
+                )
+            a, b = operands
+            calls.append(partial(launch.run, device.kernels, job, plan, self.multiprocessors, a, b))
+        return time_graph(device, calls)
+
+    def best(self, tokens: int, outputs: int, inner: int, norm: bool, pair: str = "") -> tuple[Any, dict[str, float]]:
         """(the best plan, all times in microseconds)."""
         times: dict[str, float] = {}
         plans = candidates(self.dtype, tokens, norm)
         for plan in plans:
             try:
-                times[repr(plan)] = 1e3 * self.time(plan, tokens, outputs, inner, norm)
+                times[repr(plan)] = 1e3 * self.time(plan, tokens, outputs, inner, norm, pair=pair)
             except Exception as error:  # a plan that this GPU has no room for
                 print(f"{plan}: {type(error).__name__}: {str(error)[:100]}", file=sys.stderr)
         least = min(times.values())
@@ -121,11 +151,11 @@ def tune(device: Device, dtypes: tuple[str, ...], tokens: tuple[int, ...], norms
     for dtype in dtypes:
         tuner = Tuner(device, dtype)
         for count in tokens:
-            for name, outputs, inner, behind_norm in shapes():
+            for name, outputs, inner, behind_norm, pair in shapes():
                 for norm in norms:
                     if norm and not behind_norm:
                         continue
-                    plan, times = tuner.best(count, outputs, inner, norm)
+                    plan, times = tuner.best(count, outputs, inner, norm, pair)
                     microseconds = times[repr(plan)]
                     rate = outputs * inner * tuner.pool.itemsize / microseconds / 1e3
                     print(f"{dtype} {count:3} {name:20} {'norm' if norm else '':5} {microseconds:7.1f} us {rate:5.0f} GB/s {plan}", flush=True)

@@ -8,6 +8,8 @@ x [1, K], w [N, K] in global memory; a normalised x in shared memory. Reads N*K 
 
 What the draft of this kernel lost, it lost at the ends, so:
     - the first weights are asked for while the launch before still runs (ptx.take_turn), and the next tile's before this tile's sums are taken;
+    - the first weights of a pair's second matrix are asked for while the last of its first are multiplied;
+    - while whole steps are left nothing is compared with the row's end: addresses are a running number and a constant;
     - bias, scale and residual are read before the loop, by the lane that will want them after it;
     - a block that has asked for its last weights fetches its share of the next launch's into L2 (job.py, `ahead`), so
       that memory works on while the grid ends and the next one starts.
@@ -124,6 +126,7 @@ def make_wide(job: Job, plan: Wide, pieces: int = 0) -> Callable[..., Any]:
     segments = 2 if is_inner else 1
     dealt = plan.blocks > 0  # otherwise a block has one tile, and nothing of a next one takes up registers
     load_w = make_load_x(4, False) if job.dtype == "fp32" else ptx.load16_stream_if
+    load_inside = ptx.load16_floats if job.dtype == "fp32" else ptx.load16_stream
     dot, load_shared = make_dot(job.dtype), make_load_shared(job.dtype)
     load_x, numbers_of = make_load_x(x_words, job.carried), make_numbers_of(job.dtype, x_words, job.carried)
     norm = make_norm(job.norm or "rmsnorm", job.dtype, True)
@@ -136,28 +139,50 @@ def make_wide(job: Job, plan: Wide, pieces: int = 0) -> Callable[..., Any]:
     gated_first, gated_second = job.gated and not is_pair, job.gated
 
     @cuda.jit(device=True, forceinline=True)
-    def find_rows(starts, first_slot, second, num_rows, size):
-        """Where the warp's ROWS rows start. A row past the last one is the last, read again and not written."""
+    def find_rows(starts, first_slot, second, num_rows, size, first_k):
+        """Where this lane's first piece of the warp's ROWS rows lies. A row past the last one is the last, read again and not written."""
         for r in range(rows):
             row = row_of(first_slot + r, num_rows) if second else row_of_first(first_slot + r, num_rows)
-            starts[r] = np.int64(min(row, num_rows - 1)) * size
+            starts[r] = np.int64(min(row, num_rows - 1)) * size + first_k
 
     @cuda.jit(device=True, forceinline=True)
-    def fetch(words, w, starts, k, size, u):
-        """Asks for piece u of the warp's ROWS rows."""
-        k += u * hop
+    def advance(starts):
         for r in range(rows):
-            v = load_w(w, starts[r] + k, k < size)
+            starts[r] += step
+
+    @cuda.jit(device=True, forceinline=True)
+    def fetch(words, w, starts, k, size, u, checked):
+        """Asks for piece u of the warp's ROWS rows; `checked`: where it lies inside."""
+        for r in range(rows):
+            v = load_w(w, starts[r] + u * hop, k + u * hop < size) if checked else load_inside(w, starts[r] + u * hop)
             at = (u * rows + r) * 4
             words[at], words[at + 1], words[at + 2], words[at + 3] = v[0], v[1], v[2], v[3]
 
     @cuda.jit(device=True, forceinline=True)
-    def fetch_x(held_x, x, k, size, u):
+    def fetch_x(held_x, x, k, size, u, checked):
         """Asks for the numbers of x that piece u meets, with it: they would cost a wait of their own after it."""
         if not has_norm:
-            v = load_x(x, k + u * hop, k + u * hop < size)
+            v = load_x(x, k + u * hop, not checked or k + u * hop < size)
             for i in range(x_words):
                 held_x[u * x_words + i] = v[i]
+
+    @cuda.jit(device=True, forceinline=True)
+    def ask_step(words, held_x, w, x, starts, first_k, size, with_x):
+        """Asks for a row's first pieces."""
+        for u in range(unroll):
+            fetch(words, w, starts, first_k, size, u, True)
+            if with_x:
+                fetch_x(held_x, x, first_k, size, u, True)
+        advance(starts)
+
+    @cuda.jit(device=True, forceinline=True)
+    def multiply(words, held_x, shared, k, size, u, sums, checked):
+        """Piece u, which has come, with its part of x."""
+        at = k + u * hop
+        numbers = load_shared(shared, at, not checked or at < size) if has_norm else numbers_of(held_x, u * x_words)
+        for r in range(rows):
+            i = (u * rows + r) * 4
+            sums[r] = dot((words[i], words[i + 1], words[i + 2], words[i + 3]), numbers, sums[r])
 
     @early()
     @cuda.jit(launch_bounds=(plan.threads, plan.resident(job, pieces)))
@@ -188,9 +213,8 @@ def make_wide(job: Job, plan: Wide, pieces: int = 0) -> Callable[..., Any]:
         num_rows, size = w.shape
         num_tiles = (num_rows + tile_rows - 1) // tile_rows
         if block < num_tiles:
-            find_rows(starts, block * tile_rows + group * rows, second, num_rows, size)
-            for u in range(unroll):
-                fetch(words, w, starts, first_k, size, u)
+            find_rows(starts, block * tile_rows + group * rows, second, num_rows, size, first_k)
+            ask_step(words, held_x, w, x, starts, first_k, size, False)
         if holds_norm:
             held_norm = cuda.local.array(norm_size, types.float32)
             ask(held_norm, size, gain, shift, has_shift)
@@ -199,7 +223,7 @@ def make_wide(job: Job, plan: Wide, pieces: int = 0) -> Callable[..., Any]:
             ask_x(held_norm, x, 0)
         if block < num_tiles:
             for u in range(unroll):
-                fetch_x(held_x, x, first_k, size, u)
+                fetch_x(held_x, x, first_k, size, u, True)
         if holds_norm:
             norm_held(held_norm, size, eps, shared, 0)
         elif has_norm:
@@ -220,35 +244,39 @@ def make_wide(job: Job, plan: Wide, pieces: int = 0) -> Callable[..., Any]:
                 sums[r] = ZERO
             first_slot = tile * tile_rows + group * rows
             for segment in range(segments):
-                k = first_k
                 w_now, x_now = w, x
                 if is_inner and segment == 1:
                     w_now, x_now = wb, xb
                     size = wb.shape[1]
-                    find_rows(starts, first_slot, second, num_rows, size)
+                done = np.int64(0)  # of the row; the same in all lanes, as the branches are
+                while done + 2 * step <= size:
+                    k = first_k + done
+                    for u in range(unroll):  # the place that is free now takes its next piece at once
+                        multiply(words, held_x, shared, k, size, u, sums, False)
+                        fetch(words, w_now, starts, k + step, size, u, False)
+                        fetch_x(held_x, x_now, k + step, size, u, False)
+                    advance(starts)
+                    done += step
+                while done < size:
+                    k = first_k + done
+                    more = done + step < size
                     for u in range(unroll):
-                        fetch(words, w_now, starts, k, size, u)
-                        fetch_x(held_x, x_now, k, size, u)
-                more = True
-                while more:
-                    more = k - first_k + step < size
-                    for u in range(unroll):
-                        at = k + u * hop
-                        numbers = load_shared(shared, at, at < size) if has_norm else numbers_of(held_x, u * x_words)
-                        for r in range(rows):
-                            i = (u * rows + r) * 4
-                            sums[r] = dot((words[i], words[i + 1], words[i + 2], words[i + 3]), numbers, sums[r])
-                        if more:  # the place that is free now takes its next piece at once
-                            fetch(words, w_now, starts, k + step, size, u)
-                            fetch_x(held_x, x_now, k + step, size, u)
-                    k += step
+                        multiply(words, held_x, shared, k, size, u, sums, True)
+                        if more:
+                            fetch(words, w_now, starts, k + step, size, u, True)
+                            fetch_x(held_x, x_now, k + step, size, u, True)
+                        elif is_inner and segment == 0:
+                            if u == 0:
+                                find_rows(starts, first_slot, second, num_rows, wb.shape[1], first_k)
+                            fetch(words, wb, starts, first_k, wb.shape[1], u, True)
+                            fetch_x(held_x, xb, first_k, wb.shape[1], u, True)
+                    advance(starts)
+                    done += step
             if is_inner:
                 size = w.shape[1]
             if dealt and tile + stride < num_tiles:
-                find_rows(starts, first_slot + stride * tile_rows, second, num_rows, size)
-                for u in range(unroll):
-                    fetch(words, w, starts, first_k, size, u)
-                    fetch_x(held_x, x, first_k, size, u)
+                find_rows(starts, first_slot + stride * tile_rows, second, num_rows, size, first_k)
+                ask_step(words, held_x, w, x, starts, first_k, size, True)
             else:
                 fetch_ahead(ahead, ahead_width)
             total = ZERO

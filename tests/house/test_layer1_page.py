@@ -50,5 +50,5 @@ def test_what_the_page_says_that_the_compiler_makes(capsys: pytest.CaptureFixtur
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 and all(line in PAGE for line in lines)
     assert main(["wide_fp16_4_rows", "--count", "no_allocate"]) == 0
-    assert capsys.readouterr().out.split()[1] == "16"
+    assert capsys.readouterr().out.split()[1] == "24"
     assert main(["no_such_kernel"]) == 2

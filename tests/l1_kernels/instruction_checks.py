@@ -166,7 +166,7 @@ MEMORY = [
     Check(
         "load16_stream", load_stream_kernel, "void(int8[::1], uint32[:, ::1])",
         lambda rng: [random_words(rng, np.int8, 16 * 2 * THREADS), unset(8 * THREADS).reshape(-1, 4)],
-        lambda a: {1: words(a[0]).reshape(-1, 4)}, grid=2, ptx="ld.global.nc.L1::no_allocate.v4.u32",
+        lambda a: {1: words(a[0]).reshape(-1, 4)}, grid=2, ptx="ld.global.nc.L1::no_allocate.L2::128B.v4.u32",
     ),
     Check(
         "load16_stream_if", load_stream_if_kernel, "void(int8[::1], uint32[:, ::1])",

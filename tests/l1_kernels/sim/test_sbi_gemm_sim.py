@@ -60,13 +60,16 @@ def test_each_weight_is_read_once(device: Device, monkeypatch: pytest.MonkeyPatc
     """Counted, access by access. (No other test uses these plans: a kernel made before would have the plain load.)"""
     read = np.zeros((64, 400), np.int64)
 
-    def load(array, index, inside):
-        if inside:
-            read.reshape(-1)[index : index + 16 // array.itemsize] += 1
-        return plain(array, index, inside)
+    def load(array, index):
+        read.reshape(-1)[index : index + 16 // array.itemsize] += 1
+        return plain(array, index)
 
-    plain = ptx.load16_stream_if
-    monkeypatch.setattr(ptx, "load16_stream_if", load)
+    def load_if(array, index, inside):
+        return load(array, index) if inside else plain_if(array, index, inside)
+
+    plain, plain_if = ptx.load16_stream, ptx.load16_stream_if
+    monkeypatch.setattr(ptx, "load16_stream", load)
+    monkeypatch.setattr(ptx, "load16_stream_if", load_if)
     weight = device.weight(host_weight(np.random.default_rng(1).standard_normal(read.shape).astype(np.float32), dtype))
     x, y = np.ones((tokens, read.shape[1]), np.float32), device.empty((tokens, read.shape[0]))
     launch.run(device.kernels, Job(dtype), plan, 2, launch.Operand(x, weight, None, y))  # type: ignore[arg-type]
