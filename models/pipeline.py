@@ -36,6 +36,7 @@ from models.stage_graph import StageGraphs
 from models.tokenizer import Tokenizer
 
 OnText = Callable[[int, str], None]
+ROUND = 64  # tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,9 @@ class Room:
         self._made: Any = None
 
     def make(self, stage: _Stage, rows: int, context: int, rows_at_once: int, graphs: bool) -> None:
-        wanted = (id(stage.runner), rows, context, rows_at_once, graphs)
+        if graphs:  # a few tokens more or less are no reason to record anew
+            context = -(-context // ROUND) * ROUND
+        wanted = (stage.runner, rows, context, rows_at_once, graphs)
         if wanted == self._made:
             if self.cache is not None:
                 self.cache.lengths[:] = 0
@@ -159,17 +162,13 @@ class _Stage:
     def compute(self, work: Work, batch: Batch) -> Array:
         """Launches this stage's layers: hidden states, of which the caller is the only user; on the last stage logits, or the tokens that `choose` makes of them."""
         runner, pipe = self.runner, self.pipe
-        if pipe.stage == 0 and self.clock is not None:
-            self._start = self.clock.now()
         if self.graphs is not None and work.number > 0:
             y = self.graphs(batch, self._receive)
             if not self.last:  # the graph's own array is overwritten by its next replay, perhaps before it is sent
                 return runner.device.xp.array(y) if pipe.direct else y
             return y if self.choose is None else self.choose(y)
-        x = None
-        if pipe.stage > 0:
-            x = runner.device.empty((len(batch.tokens), runner.config.hidden_size), np.float32)
-            self._receive(x)
+        x = None if pipe.stage == 0 else runner.device.empty((len(batch.tokens), runner.config.hidden_size), np.float32)
+        self._receive(x)
         cache = self.cache if not pipe.direct else _Marking(self.cache, pipe, len(runner.stage.layers))
         y = runner.stage_pass(batch, cache, x)
         if not self.last:
@@ -177,8 +176,10 @@ class _Stage:
         y = runner.logits(batch, y)
         return y if self.choose is None else self.choose(y)
 
-    def _receive(self, out: Array) -> None:
-        self.pipe.receive_hidden(out)
+    def _receive(self, out: Array | None) -> None:
+        """What the work begins with: hidden states, None on the first stage."""
+        if out is not None:
+            self.pipe.receive_hidden(out)
         if self.clock is not None:
             self._start = self.clock.now()
 
@@ -395,7 +396,7 @@ class PipelinedModel:
         if stage > 0:
             x = runner.device.empty((len(batch.tokens), self.config.hidden_size), np.float32)
             pipe.receive_hidden(x)
-        x = runner.stage_pass(batch, cache, x)
+        x = runner.stage_pass(batch, cache if not pipe.direct else _Marking(cache, pipe, len(runner.stage.layers)), x)
         if stage < last:
             pipe.send_hidden(x)
             pipe.mark()

@@ -39,9 +39,9 @@ class StageGraphs:
         self.runner, self.cache, self.watched = runner, cache, watched
         self._passes: dict[int, _Pass] = {}
 
-    def __call__(self, batch: Batch, receive: Callable[[Array], None]) -> Array:
+    def __call__(self, batch: Batch, receive: Callable[[Array | None], None]) -> Array:
         """Of a batch of one token a sequence: what the stage's last block gives, or on the last stage the logits; overwritten by the next call with
-        as many sequences. receive: fills an array float32 [n, D] from the stage before (Pipe.receive_hidden)."""
+        as many sequences. receive: called when all else is there; fills an array float32 [n, D] from the stage before (None: there is none)."""
         runner = self.runner
         runner.check(batch, self.cache)
         size = len(batch.tokens)
@@ -52,8 +52,7 @@ class StageGraphs:
         one = self._passes[size]
         numbers = np.stack([batch.tokens, batch.rows, batch.positions, batch.ends])
         one.numbers[...] = runner.device.to_device(numbers)
-        if one.x is not None:
-            receive(one.x)
+        receive(one.x)
         if one.graph is None:
             self._record(one)
         np.maximum.at(self.cache.lengths, batch.rows, batch.ends)

@@ -185,7 +185,7 @@ def open_nccl_pipe(communicator: Any, watchdog: Watchdog, members: tuple[int, ..
                 stream.wait_event(device.current_stream().record())
                 after.send(number, stream)
                 stream.synchronize()
-        except nccl.NcclError as error:
+        except (nccl.NcclError, KeyError) as error:  # KeyError: CuPy has no name for that failure
             raise UserError(
                 f"NCCL cannot connect the GPUs of ranks {', '.join(map(str, members))} ({one_line(error)}); NCCL_DEBUG=WARN says why, "
                 "and --share-gpu goes by way of host memory"

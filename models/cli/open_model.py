@@ -38,7 +38,7 @@ from models.encode_graph import EncodeGraphs
 from models.find import find_model
 from models.generate import GenerateOptions, Result, generate
 from models.loading import Checkpoint, open_checkpoint
-from models.pipeline import PipelinedModel, Plan, generate_pipelined
+from models.pipeline import PipelinedModel, Plan, Room, generate_pipelined
 from models.runner import Runner
 from models.sampling import Sampling
 from models.tokenizer import Tokenizer, tokenizer_of
@@ -66,6 +66,7 @@ class OpenModel:
     pipe: Pipe | None = None
     between_stages: Collective = field(default_factory=NoCollective)
     plan: Plan = field(default_factory=Plan)
+    room: Room = field(default_factory=Room)  # what a pipeline's generations keep
     load_s: float = 0.0
     _runner: Runner | None = field(default=None)
 
@@ -91,7 +92,7 @@ class OpenModel:
         if self.pipe is None:
             return generate(self.runner, prompts, options, self.tokenizer, on_text=on_text, indices=indices, decoder=decoder)
         graphs = self._takes_graphs("stage's pass", self.runner.step_problem())
-        return generate_pipelined(self.runner, self.pipe, prompts, options, self.plan, self.tokenizer, on_text, indices, bars, graphs)
+        return generate_pipelined(self.runner, self.pipe, prompts, options, self.plan, self.tokenizer, on_text, indices, bars, graphs, self.room)
 
     @property
     def held(self) -> str:
@@ -135,7 +136,7 @@ class OpenModel:
         """Read this rank's share of the weights onto the device, in `dtype` where one is given in place of --dtype; what was loaded
         before is let go first. UserError (on all ranks) where the checkpoint is not whole."""
         start = time.perf_counter()
-        self._runner = None
+        self._runner, self.room = None, Room()
         together = self.world.agreement() if self.mesh.size == self.world.size else nullcontext()
         with together, progress_bar(f"loading {self.name}", self.speaks) as progress:
             shard = Shard(self.mesh.tp_rank, self.mesh.tp)

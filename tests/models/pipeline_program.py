@@ -5,9 +5,28 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from l2_dense_parallel.faults import run
 from l2_dense_parallel.world import World
+
+
+class HostLink:
+    """A link (nccl_pipe.py) between host devices, whose streams do everything at once: what hosts do when they run ahead, over a real MPI."""
+
+    def __init__(self, communicator: Any, peer: int) -> None:
+        self.communicator, self.peer = communicator, peer
+        self.sent: list[Any] = []
+
+    def send(self, x: Any, stream: Any) -> None:
+        self.sent.append((self.communicator.Isend(x, dest=self.peer), x))
+
+    def receive(self, out: Any, stream: Any) -> None:
+        self.communicator.Recv(out, source=self.peer)
+
+    def check(self) -> None:
+        while self.sent:
+            self.sent.pop()[0].Wait()
 
 
 def main(world: World) -> int:
@@ -18,6 +37,7 @@ def main(world: World) -> int:
     prepare(name)
     from l2_dense_parallel.mesh import MeshShape, build_mesh
     from l2_dense_parallel.open_collective import open_collective
+    from l2_dense_parallel.pipeline.nccl_pipe import NCCLPipe
     from l2_dense_parallel.pipeline.pipe import open_pipe
     from l2_dense_parallel.pipeline.stages import make_stages
     from l2_dense_parallel.slicing import Shard
@@ -33,6 +53,12 @@ def main(world: World) -> int:
     assert mesh is not None
     device = open_device(name, world.launch.local_rank if name == "cuda" else 0)
     pipe = open_pipe(world, mesh, device)
+    if cases.get("direct"):
+        assert world.watchdog is not None
+        communicator = mesh.communicators["pp"]
+        links = communicator.Dup()  # of all stages together
+        before, after = (HostLink(links, mesh.pp_rank + step) if 0 <= mesh.pp_rank + step < mesh.pp else None for step in (-1, 1))
+        pipe = NCCLPipe(communicator, world.watchdog, mesh.members["pp"], device, before, after, ahead_bytes=9000)
     assert pipe is not None and pipe.stage == mesh.pp_rank
     checkpoint = open_checkpoint(find_model("shakespeare"))
     stage = make_stages(checkpoint.config, mesh.pp)[mesh.pp_rank]

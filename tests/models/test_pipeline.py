@@ -60,10 +60,17 @@ def alone(some: list[dict[str, Any]], device: str = "cpu") -> list[Any]:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("tp", "pp", "kv", "graphs"), [(1, 2, "gpu", False), (1, 4, "cpu", False), (2, 2, "gpu", False), (1, 2, "gpu", True)])
-def test_the_tokens_are_those_of_one_rank(tp: int, pp: int, kv: str, graphs: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("tp", "pp", "kv", "graphs", "direct"),
+    [
+        *[(1, 2, "gpu", False, False), (1, 4, "cpu", False, False), (2, 2, "gpu", False, False), (1, 2, "gpu", True, False)],
+        *[(1, 2, "gpu", True, True), (2, 2, "gpu", False, True), (1, 4, "cpu", False, True)],
+    ],
+)
+def test_the_tokens_are_those_of_one_rank(tp: int, pp: int, kv: str, graphs: bool, direct: bool, tmp_path: Path) -> None:
+    """direct: as on GPUs (nccl_pipe.py), over links between hosts."""
     file = tmp_path / "cases.json"
-    file.write_text(json.dumps({"tp": tp, "pp": pp, "kv": kv, "graphs": graphs, "cases": cases()}))
+    file.write_text(json.dumps({"tp": tp, "pp": pp, "kv": kv, "graphs": graphs, "direct": direct, "cases": cases()}))
     command = ["mpirun", "-n", str(tp * pp), sys.executable, "-m", "tests.models.pipeline_program", str(file)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
