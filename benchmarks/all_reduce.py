@@ -1,9 +1,11 @@
-"""Sums of small messages over GPUs: NCCL's all-reduce beside the one launch over peer memory (l1_kernels/peer_reduce), alone and with a residual.
+"""Sums of small messages over GPUs: NCCL's all-reduce beside the one launch over peer memory (l1_kernels/peer_reduce), alone, with a residual, and with
+the norm after it.
 
     mpirun -n 2 python -m benchmarks.all_reduce [--sizes 1024,4096,...]
 
 Each time is of a CUDA graph of 50 calls that follow each other: the median of 7 replays, of the slowest rank. "add": what a layer does after it,
-residual += sum; by NCCL that is a launch more. The last line is what `--all-reduce auto` makes of the same sizes.
+residual += sum; by NCCL that is a launch more. "norm": the norm of the residual besides, in fp16, of tokens of up to 4096 numbers; by NCCL two more.
+The last line is what `--all-reduce auto` makes of the same sizes.
 """
 
 from __future__ import annotations
@@ -19,18 +21,37 @@ from l2_dense_parallel.faults import run
 from l2_dense_parallel.peer_trial import CALLS, ROUNDS, SIZES, Timing, crossover
 from l2_dense_parallel.world import World
 
-COLUMNS = ("nccl_us", "one_shot_us", "nccl_add_us", "one_shot_add_us")
+COLUMNS = ("nccl_us", "one_shot_us", "nccl_add_us", "one_shot_add_us", "nccl_norm_us", "one_shot_norm_us")
+HEADS = ("NCCL", "one-shot", "NCCL, add", "one-shot add", "NCCL, norm", "one-shot norm")
+WIDTH = 4096  # numbers of a token, where there are so many
 PACKAGES = ("strata-inference", "numpy", "numba", "numba-cuda", "cupy-cuda13x", "cupy-cuda12x", "nvidia-nccl-cu13", "nvidia-nccl-cu12", "mpi4py")
 
 
 def ways(collective: Any, device: Any, size: int) -> dict[str, Callable[[], Any]]:
     """The calls to time, by column, of `size` bytes."""
+    from l1_kernels.regions import NormArgs
+    from l1_kernels.sbi_gemm.launch import norm_rows
     from l2_dense_parallel.nccl_collective import NCCLCollective
 
-    x, residual = device.zeros(size // 4), device.zeros(size // 4)
+    x, residual = (device.zeros(shape_of(size)) for _ in range(2))
+    norm = NormArgs("rmsnorm", device.zeros(x.shape[1]), None, 1e-5)
     by_nccl = partial(NCCLCollective.all_reduce, collective, x)
-    calls = (by_nccl, partial(collective.all_reduce, x), lambda: device.kernels.add(residual, by_nccl()), partial(collective.reduce_add, x, residual))
+
+    def add() -> Any:
+        return device.kernels.add(residual, by_nccl())
+
+    calls: tuple[Callable[[], Any], ...] = (
+        by_nccl, partial(collective.all_reduce, x), add, partial(collective.reduce_add, x, residual),
+        lambda: norm_rows(device.kernels, add(), norm.kind, norm.weight, norm.bias, norm.eps, "fp16"),
+        partial(collective.reduce_add_norm, x, residual, norm, "fp16"),
+    )  # fmt: skip
     return dict(zip(COLUMNS, calls, strict=True))
+
+
+def shape_of(size: int) -> tuple[int, int]:
+    """Tokens and their width, of `size` bytes of float32."""
+    width = min(WIDTH, size // 4)
+    return size // 4 // width, width
 
 
 def main(world: World) -> int:
@@ -41,8 +62,8 @@ def main(world: World) -> int:
     from l2_dense_parallel.mesh import MeshShape, build_mesh
     from l2_dense_parallel.open_collective import open_collective
 
-    if any(size % 4 or not 0 < size <= MAX_BYTES for size in options.sizes):
-        raise UserError(f"--sizes: multiples of 4 up to {MAX_BYTES}, the most that goes in one launch")
+    if any(size % (32 if size <= 4 * WIDTH else 4 * WIDTH) or not 0 < size <= MAX_BYTES for size in options.sizes):
+        raise UserError(f"--sizes: multiples of 32, beyond {4 * WIDTH} of that, up to {MAX_BYTES}, the most that goes in one launch")
     prepare("cuda")
     world.start()
     if world.size < 2:
@@ -73,8 +94,8 @@ def chosen(rows: list[dict[str, Any]]) -> int:
 
 
 def table(rows: list[dict[str, Any]], gpu: str, ranks: int) -> str:
-    lines = [f"{ranks} x {gpu}, us a call", f"{'bytes':>8} {'NCCL':>9} {'one-shot':>9} {'NCCL, add':>10} {'one-shot add':>13}"]
-    lines += [f"{row['bytes']:8} {row['nccl_us']:9.2f} {row['one_shot_us']:9.2f} {row['nccl_add_us']:10.2f} {row['one_shot_add_us']:13.2f}" for row in rows]
+    lines = [f"{ranks} x {gpu}, us a call", f"{'bytes':>8}" + "".join(f" {head:>13}" for head in HEADS)]
+    lines += [f"{row['bytes']:8}" + "".join(f" {row[name]:13.2f}" for name in COLUMNS) for row in rows]
     return "\n".join(lines)
 
 
