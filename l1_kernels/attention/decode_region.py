@@ -17,8 +17,8 @@ and the value from shared memory; the first block of the key head's query heads 
 a row, one would read what another block has yet to write: such passes take three launches (the caller's word: CacheArgs.distinct).
 
 A step waits for memory twice. The token's end, row and angle are asked for together; they say where its keys and cosines lie.
-Then each lane asks for its first tile of keys and values, and each thread for all it brings of the queries, the new key and value,
-and their cosines and sines, before it waits for any of them.
+Then each lane asks for its first tile of keys and values, and each thread for the cosines and sines of what it brings of the queries, the
+new key and value: all of it before its turn comes. These it asks for then, as one.
 
     keys of a token    one stretch while they are at most ONE_BLOCK bytes; otherwise as many as the grid has
 
@@ -194,6 +194,9 @@ def make_region(dtype: str, lanes: int, heads: int, out_dtype: str, crowded: boo
         best = cuda.local.array(heads, types.float32)
         total = cuda.local.array(heads, types.float32)
         slope = cuda.local.array(heads, types.float32)
+        head_of = cuda.local.array(brought, types.int64)
+        own_at = cuda.local.array(brought, types.int64)
+        other_at = cuda.local.array(brought, types.int64)
         own = cuda.local.array(brought, types.float32)
         others = cuda.local.array(brought, types.float32)
         cosine = cuda.local.array(brought, types.float32)
@@ -207,7 +210,6 @@ def make_region(dtype: str, lanes: int, heads: int, out_dtype: str, crowded: boo
             fetch_tile(cache_v, base, tile_key + key_of_load, stop - 1, head_dim, v_words)
         for r in range(heads):
             slope[r] = slopes[first_head + r] * LOG2_E if has_slopes and r < num_mine else ZERO
-        ptx.take_turn()  # of the queries; keys and values of earlier steps are under way
         for u in range(brought):  # without branches: all of these are under way together
             item = cuda.threadIdx.x + u * threads
             r, i = item >> log_dims, min(item & dims - 1, head_dim - 1)
@@ -216,15 +218,19 @@ def make_region(dtype: str, lanes: int, heads: int, out_dtype: str, crowded: boo
                 head = num_kv_heads * (group if r == heads else group + 1) + g
             is_first, other, angle_pair = partner(i, half, interleaved)
             turns = i < 2 * half
-            own[u], others[u] = qkv[t, head, i], qkv[t, head, other if turns else i]
+            head_of[u], own_at[u], other_at[u] = head, i, other if turns else i
             cosine[u], sine[u] = cos[angle, angle_pair if turns else 0], sin[angle, angle_pair if turns else 0]
+            if is_first:
+                sine[u] = -sine[u]
+        ptx.take_turn()  # of the queries; keys and values of earlier steps are under way
+        for u in range(brought):
+            own[u], others[u] = qkv[t, head_of[u], own_at[u]], qkv[t, head_of[u], other_at[u]]
         for u in range(brought):
             item = cuda.threadIdx.x + u * threads
             r, i = item >> log_dims, item & dims - 1
             number = own[u]
             if i < 2 * half and r <= heads:
-                is_first, other, angle_pair = partner(i, half, interleaved)
-                number = turned(own[u], others[u], cosine[u], -sine[u] if is_first else sine[u])
+                number = turned(own[u], others[u], cosine[u], sine[u])
             if r >= heads and has_new and chunk == 0 and i < head_dim and item < staged_size:
                 if r == heads:
                     cache_k[row, g, end - 1, i] = store_cache(number)
