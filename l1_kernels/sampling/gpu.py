@@ -1,7 +1,7 @@
 """tokens[b] = the lowest v with logits[b, v] = max over V, or -1 where that is not a number;  then each slot moves on
 
 logits float32 [B, V] in global memory, the slots (slots.py) too, but `ring` in the host's, which the GPU writes to over the
-bus. Reads 4*B*V bytes, writes 24 a slot; B*V comparisons. One block reads a row at some 100 GB/s: a few microseconds.
+bus. Reads 4*B*V bytes, writes 24 a slot; B*V comparisons. One block reads a row, by 8 loads of each thread at a time.
 
     block b -> slot b; thread t looks at v = t, t + threads, ...; the largest of the block first, then the lowest of its places
     thread 0 writes the token where the next step reads it, and where the host reads it behind
@@ -25,6 +25,7 @@ from l1_kernels.cuda_api import cuda
 
 INFINITY = np.float32(np.inf)
 MAX_THREADS = 1024
+LOADS = 8  # of a thread at a time
 NOWHERE = 2147483647
 block_max, reduce_max, lane_index, warp_index, num_warps = groups.block_max, groups.reduce_max, groups.lane, groups.warp, groups.num_warps
 
@@ -62,12 +63,17 @@ def make_greedy() -> Callable[..., Any]:
     def greedy(logits, tokens, positions, ends, last, turns, ring):
         b = cuda.blockIdx.x
         best, place = -INFINITY, np.int32(NOWHERE)
-        for v in range(cuda.threadIdx.x, logits.shape[1], cuda.blockDim.x):
-            logit = logits[b, v]
-            if not logit <= INFINITY:
-                logit = INFINITY  # a NaN, which would lose every comparison, must show
-            if logit > best:
-                best, place = logit, np.int32(v)
+        some = cuda.local.array(LOADS, types.float32)
+        last_v = logits.shape[1] - 1
+        for first in range(cuda.threadIdx.x, logits.shape[1], cuda.blockDim.x * LOADS):
+            for u in range(LOADS):  # all of them under way together; beyond the row its last number once more
+                some[u] = logits[b, min(first + u * cuda.blockDim.x, last_v)]
+            for u in range(LOADS):
+                logit, v = some[u], min(first + u * cuda.blockDim.x, last_v)
+                if not logit <= INFINITY:
+                    logit = INFINITY  # a NaN, which would lose every comparison, must show
+                if logit > best:
+                    best, place = logit, np.int32(v)
         top = block_max(best)
         place = block_lowest(place if best == top else np.int32(NOWHERE))
         if cuda.threadIdx.x == 0:
