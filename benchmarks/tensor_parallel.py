@@ -111,7 +111,7 @@ def arguments() -> argparse.Namespace:
     def names(text: str) -> list[str]:
         return text.split(",")
 
-    parser.add_argument("--models", type=names, default=["gpt2-xl", "gpt-j-6b", "gpt-87b"])
+    parser.add_argument("--models", type=names, default=["gpt-j-6b", "gpt-87b"])
     parser.add_argument("--dtype", default="fp16")
     parser.add_argument("--batches", type=lambda text: [int(n) for n in text.split(",")], default=[1])
     parser.add_argument("--all-reduce", default="auto", choices=("auto", "nccl", "one-shot"))

@@ -9,6 +9,9 @@ from l2_dense_parallel import faults
 from l2_dense_parallel.world import World
 
 
+MUCH = 1 << 18, 1 << 10  # a GiB: more than NCCL's buffers take without a receiver (64 MB they do)
+
+
 def opened(world: World) -> tuple[Any, Any]:
     from l1_kernels.device import open_device, prepare
 
@@ -63,7 +66,7 @@ def stuck(world: World) -> None:
 
     device, pipe = opened(world)
     if pipe.stage == 0:
-        pipe.send_hidden(device.zeros((1 << 14, 1 << 10)))
+        pipe.send_hidden(device.zeros(MUCH))
         pipe.flush()
     else:
         pipe.receive(0, np.zeros(4, np.int32))
@@ -95,7 +98,7 @@ def long(world: World) -> None:
 def leave(world: World) -> None:
     device, pipe = opened(world)
     if pipe.stage == 0:
-        pipe.send_hidden(device.zeros((1 << 14, 1 << 10)))
+        pipe.send_hidden(device.zeros(MUCH))
         pipe.flush()
         print("survived", flush=True)
 
