@@ -7,6 +7,7 @@ The rest: `mpi_collective.py` (host memory), `nccl_collective.py` (GPUs), `peer_
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -71,6 +72,14 @@ class Collective(Protocol):
         """Return once all have called it."""
         ...
 
+    def watched(self) -> AbstractContextManager[None]:
+        """`with collective.watched():` the host waits for its device, and so perhaps for another rank: one that never comes is noticed. On the host nothing."""
+        ...
+
+    def mark(self, part: float) -> None:
+        """Tells the watchdog, when the device comes to it, which part (above 0, below 1) is done of what is waited for next. On the host nothing."""
+        ...
+
 
 class NoCollective:
     """A group of one."""
@@ -102,6 +111,12 @@ class NoCollective:
         return [obj]
 
     def barrier(self) -> None:
+        return
+
+    def watched(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def mark(self, part: float) -> None:
         return
 
 

@@ -6,11 +6,15 @@ Python objects and barriers still go by MPI.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
+
+import numpy as np
 
 from l1_kernels.errors import UserError
 from l1_kernels.weight import Array
 from l2_dense_parallel.collectives import check_float32
+from l2_dense_parallel.device_watch import DeviceWatch
 from l2_dense_parallel.mpi_collective import MPICollective
 from l2_dense_parallel.watchdog import Watchdog
 from l2_dense_parallel.world import merge_texts, one_line
@@ -25,7 +29,6 @@ class NCCLCollective(MPICollective):
 
     def __init__(self, communicator: Any, watchdog: Watchdog, group: str, members: tuple[int, ...]) -> None:
         super().__init__(communicator, watchdog, group, members)
-        self._group_name = group
         failure = ""
         identity: Any = None
         try:
@@ -45,6 +48,7 @@ class NCCLCollective(MPICollective):
                     f"NCCL cannot connect the GPUs of ranks {', '.join(map(str, members))} ({one_line(error)}); NCCL_DEBUG=WARN says why, "
                     "and --share-gpu goes by way of host memory"
                 ) from None
+        self._watch = DeviceWatch(watchdog, group, members, *_mapped_number(self._cupy))
 
     def all_reduce(self, x: Array) -> Array:
         check_float32(x, "all_reduce")
@@ -64,9 +68,15 @@ class NCCLCollective(MPICollective):
     def synchronize(self) -> None:
         """Wait for the current stream, watched: a partner that has ended would otherwise leave it hanging. Raises the
         error that NCCL met in the background, if any."""
-        with self._watchdog.waiting_for_device(self._group_name, self._members):
+        with self._watch:
             self._cupy.cuda.get_current_stream().synchronize()
         self._nccl_comm.check_async_error()
+
+    def watched(self) -> AbstractContextManager[None]:
+        return self._watch
+
+    def mark(self, part: float) -> None:
+        self._watch.mark(part)
 
     def _stream(self) -> int:
         return self._cupy.cuda.get_current_stream().ptr
@@ -81,3 +91,12 @@ def _import_nccl() -> tuple[Any, Any]:
     if not nccl.available:
         raise UserError("several GPUs need NCCL, which CuPy does not find; install this package's CUDA extra (README), or use --share-gpu")
     return cupy, nccl
+
+
+def _mapped_number(cupy: Any) -> tuple[np.ndarray, Array]:
+    """float64 [1] in page-locked memory, which has one address for both sides, as the host and as this rank's GPU see it (`CudaDevice.mapped`)."""
+    import cupyx
+
+    host = cupyx.zeros_pinned(1, np.float64)
+    memory = cupy.cuda.UnownedMemory(host.ctypes.data, host.nbytes, host, cupy.cuda.Device().id)
+    return host, cupy.ndarray(host.shape, host.dtype, cupy.cuda.MemoryPointer(memory, 0))

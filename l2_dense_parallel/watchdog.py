@@ -164,7 +164,8 @@ class Watchdog:
         return ""
 
     def _standing(self) -> str:
-        """Why no device can go on, or "". Late are the ranks that wait somewhere else, or if there are none, those whose devices have come least far."""
+        """Why no device can go on, or "". Late are the ranks that wait somewhere else, but for those that have done their part of the work (they wait for
+        other copies of the model, or have ended); if there are none, those whose devices have come least far."""
         board = self.board
         rows = range(len(board.ranks))
         states = [board.field(row, STATE) for row in rows]
@@ -173,9 +174,10 @@ class Watchdog:
         known = [row for row in rows if board.field(row, PROGRESS) != UNKNOWN]
         if any(state == DEVICE and row not in known for row, state in enumerate(states)):
             return ""
-        elsewhere = [row for row in rows if states[row] != DEVICE]
-        least = min(board.field(row, PROGRESS) for row in known)
-        late = elsewhere or [row for row in known if board.field(row, PROGRESS) == least]
+        elsewhere = [row for row in rows if states[row] == WAITING and board.field(row, GROUP) != GROUPS.index("dp")]
+        here = [row for row in rows if states[row] == DEVICE]
+        least = min(board.field(row, PROGRESS) for row in here)
+        late = elsewhere or [row for row in here if board.field(row, PROGRESS) == least]
         who = ", ".join(str(board.ranks[row]) for row in late)
         came = ", ".join(f"rank {board.ranks[row]}'s device {board.field(row, PROGRESS):.2f} works" for row in known)
         return f"nothing has moved for {STANDSTILL:.0f} s, for want of rank {who}; {self._everyone()}; {came}"

@@ -7,6 +7,9 @@ every expert), so the block's all-reduce completes it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
 import numpy as np
 
 from l1_kernels.device import Device
@@ -20,11 +23,13 @@ from layers.weights import LayerWeights, Linear, MoEWeights
 class ReferenceMoE:
     """A `layers.protocols.FeedForward` for sparse layers."""
 
-    def __init__(self, config: ModelConfig, device: Device) -> None:
+    def __init__(self, config: ModelConfig, device: Device, watched: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        """watched: around what waits for the device (`Collective.watched`)."""
         assert config.moe is not None
         self.config = config
         self.moe = config.moe
         self.device = device
+        self.watched = watched
 
     def __call__(self, x: Array, norm: NormArgs | None, weights: LayerWeights, residual: Array | None) -> Array:
         assert weights.moe is not None
@@ -38,7 +43,8 @@ class ReferenceMoE:
         logits = kernels.linear(x, weights.gate)
         chosen, share = kernels.route(logits, self.moe.top_k, self.moe.softmax_first, self.moe.renormalise)
         out = self._shared_expert(x, weights)
-        chosen_host = self.device.to_host(chosen)
+        with self.watched():
+            chosen_host = self.device.to_host(chosen)
         for expert in np.unique(chosen_host):
             tokens, slot = np.nonzero(chosen_host == expert)
             tokens, slot = self.device.to_device(tokens), self.device.to_device(slot)

@@ -19,7 +19,7 @@ import numpy as np
 from l1_kernels.sampling.slots import Draw
 from layers.decode import RING, DecodeState, bucket
 from models.prompt_graph import PromptGraphs
-from models.recording import record_together
+from models.recording import capture, record_together
 from models.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class DecodeGraph:
     def record(self) -> None:
         """Records the step. It runs once or more at this: so the slots must be filled, to write what the first replay writes
         again, and be filled anew afterwards."""
-        self._graph = self._runner.device.capture(self._step)
+        self._graph = capture(self._runner.device, self._runner.collective, self._step)
 
     def _step(self) -> Any:
         logits = self._runner.decode(self.state.slots, self._cache)
@@ -58,17 +58,20 @@ class DecodeGraph:
         return logits
 
     def replay(self, turn: int) -> None:
-        self._logits = self._graph.replay()
-        self._events[turn % RING].record()
+        with self._runner.collective.watched():
+            self._logits = self._graph.replay()
+            self._events[turn % RING].record()
 
     def tokens(self, turn: int) -> np.ndarray:
         """int32 [B]: what step `turn` chose. Waits for it, not for later ones."""
-        self._events[turn % RING].synchronize()
+        with self._runner.collective.watched():
+            self._events[turn % RING].synchronize()
         return self.state.chosen(turn)
 
     def logits(self) -> np.ndarray:
         """float32 [B, V] of the last step, on the host. Waits for it."""
-        return self._runner.device.to_host(self._logits)
+        with self._runner.collective.watched():
+            return self._runner.device.to_host(self._logits)
 
 
 class Decoder:

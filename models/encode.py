@@ -32,6 +32,7 @@ class Encoder(Protocol):
 
     config: ModelConfig
     device: Any
+    collective: Any
 
     def new_cache(self, num_rows: int, context: int) -> Any: ...
 
@@ -117,7 +118,9 @@ def embed(
     passes = passes or PlainPasses(runner, *pass_size(texts, batch_size))
     for start in range(0, len(texts), batch_size):
         batch = Batch.encode(texts[start : start + batch_size])
-        hidden = runner.device.to_host(passes.hidden(batch))
+        on_device = passes.hidden(batch)
+        with runner.collective.watched():
+            hidden = runner.device.to_host(on_device)
         found[start : start + batch_size] = pool(hidden, batch.rows, pooling)
         if on_batch is not None:
             on_batch(min(start + batch_size, len(texts)))
@@ -155,7 +158,9 @@ def fill_masks(
         batch = replace(whole, outputs=np.flatnonzero(whole.tokens == mask_id).astype(np.int32))
         of_texts: list[list[Mask]] = [[] for _ in texts[start : start + batch_size]]
         if len(batch.outputs):
-            logits = np.asarray(runner.device.to_host(passes.forward(batch)))
+            on_device = passes.forward(batch)
+            with runner.collective.watched():
+                logits = np.asarray(runner.device.to_host(on_device))
             for index, row in zip(batch.outputs, logits, strict=True):
                 of_texts[batch.rows[index]].append(Mask(int(batch.positions[index]), likeliest(row, top_k)))
         found += of_texts

@@ -19,7 +19,7 @@ import numpy as np
 
 from layers.batch import Batch
 from layers.step import Step
-from models.recording import record_together
+from models.recording import capture, record_together
 
 if TYPE_CHECKING:
     from models.runner import Runner
@@ -56,7 +56,7 @@ class EncodeGraph:
 
     def record(self) -> None:
         """After a `fill`: the pass runs at this."""
-        self._graph = self._runner.device.capture(self._pass)
+        self._graph = capture(self._runner.device, self._runner.collective, self._pass)
 
     def _pass(self) -> tuple[Any, Any]:
         fields, rotary = self._fields, self._runner.rotary

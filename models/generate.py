@@ -194,7 +194,9 @@ def _one_step(
     for sequence in starting:
         cache.lengths[sequence.row] = 0  # the row's last owner is gone
     batch = _next_batch(running, starting)
-    logits = runner.device.to_host(runner.forward(batch, cache) if decoder is None else decoder.prompts.forward(batch))
+    found = runner.forward(batch, cache) if decoder is None else decoder.prompts.forward(batch)
+    with runner.collective.watched():
+        logits = runner.device.to_host(found)
     yield _choose(runner, logits, running + starting, options, batch, cache)
 
 

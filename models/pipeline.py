@@ -27,9 +27,9 @@ from l2_dense_parallel.pipeline.pipe import Pipe, passed
 from l2_dense_parallel.pipeline.schedule import Schedule, Work, make_schedule
 from l2_dense_parallel.pipeline.simulate import Bar, Trace
 from layers.batch import Batch
-from layers.kv_cache import LayerCache
 from layers.protocols import Cache
 from models.generate import GenerateOptions, Result, Running, cache_size, check_prompts, text_stream
+from models.marking import MarkingCache
 from models.runner import Runner
 from models.sampling import next_token, not_numbers
 from models.stage_graph import StageGraphs
@@ -169,7 +169,7 @@ class _Stage:
             return y if self.choose is None else self.choose(y)
         x = None if pipe.stage == 0 else runner.device.empty((len(batch.tokens), runner.config.hidden_size), np.float32)
         self._receive(x)
-        cache = self.cache if not pipe.direct else _Marking(self.cache, pipe, len(runner.stage.layers))
+        cache = self.cache if not pipe.direct else MarkingCache(self.cache, pipe.mark, len(runner.stage.layers))
         y = runner.stage_pass(batch, cache, x)
         if not self.last:
             return y
@@ -349,25 +349,6 @@ class _Later(_Stage):
         return tokens
 
 
-class _Marking:
-    """A stage's cache, that tells the watchdog how far a pass has come: a long prompt may take longer than a wait that leads nowhere. A layer's work must not
-    (docs/decisions.md)."""
-
-    def __init__(self, cache: Cache, pipe: Pipe, layers: int) -> None:
-        self.num_rows, self.context, self.lengths = cache.num_rows, cache.context, cache.lengths
-        self._cache, self._pipe, self._layers = cache, pipe, layers
-
-    def begin_pass(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        return self._cache.begin_pass(rows, positions)
-
-    def open_layer(self, index: int) -> LayerCache:
-        return self._cache.open_layer(index)
-
-    def close_layer(self, index: int) -> None:
-        self._cache.close_layer(index)
-        self._pipe.mark((index + 1) / (self._layers + 1))
-
-
 def header(sequences: int, work: Work | None = None, alive: Sequence[int] = ()) -> np.ndarray:
     """int32 [3 + sequences], what goes before a work: how many sequences, its pass and part, which; without a work 0: there is no more."""
     told = np.zeros(3 + sequences, np.int32)
@@ -396,7 +377,7 @@ class PipelinedModel:
         if stage > 0:
             x = runner.device.empty((len(batch.tokens), self.config.hidden_size), np.float32)
             pipe.receive_hidden(x)
-        x = runner.stage_pass(batch, cache if not pipe.direct else _Marking(cache, pipe, len(runner.stage.layers)), x)
+        x = runner.stage_pass(batch, cache if not pipe.direct else MarkingCache(cache, pipe.mark, len(runner.stage.layers)), x)
         if stage < last:
             pipe.send_hidden(x)
             pipe.mark()

@@ -21,7 +21,7 @@ import numpy as np
 from layers.batch import Batch
 from layers.step import Step
 from models.encode_graph import bucket
-from models.recording import record_together
+from models.recording import capture, record_together
 
 if TYPE_CHECKING:
     from layers.kv_cache import KVCache
@@ -47,7 +47,7 @@ class PromptGraph:
 
     def record(self) -> None:
         """After a `fill`: the pass runs at this."""
-        self._graph = self._runner.device.capture(self._pass)
+        self._graph = capture(self._runner.device, self._runner.collective, self._pass)
 
     def _pass(self) -> Any:
         fields, rotary = self._fields, self._runner.rotary

@@ -4,8 +4,30 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import TypeVar
 
+from l1_kernels.device import Device, Graph
 from l2_dense_parallel.collectives import Collective
+
+Result = TypeVar("Result")
+
+
+def capture(device: Device, collective: Collective, step: Callable[[], Result]) -> Graph[Result]:
+    """`device.capture`, which waits for its first call of `step`: so that call waits by itself, watched. What compiles is not, for others wait for it."""
+    waits = True
+
+    def call() -> Result:
+        nonlocal waits
+        result = step()
+        if waits:
+            waits = False
+            with collective.watched():
+                device.current_stream().synchronize()
+        return result
+
+    graph = device.capture(call)
+    waits = False  # on the host only a replay calls it
+    return graph
 
 
 def record_together(collective: Collective, record: Callable[[], None]) -> str | None:

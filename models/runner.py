@@ -30,6 +30,7 @@ from layers.protocols import Cache, FeedForward, WeightSource
 from layers.rotary import Rotary
 from layers.step import Step
 from layers.weights import Tensors, held_bytes
+from models.marking import LONG, MarkingCache
 
 
 class Runner:
@@ -64,7 +65,7 @@ class Runner:
         if config.positions == "alibi":
             slopes = device.to_device(alibi_slopes(config.num_heads)[heads.first : heads.first + heads.count])
         dense = DenseFeedForward(config, device)
-        sparse = None if config.moe is None else ReferenceMoE(config, device)
+        sparse = None if config.moe is None else ReferenceMoE(config, device, self.collective.watched)
 
         def block(layer: int) -> Block:
             ffn: FeedForward = sparse if sparse is not None and config.is_moe(layer) else dense
@@ -138,18 +139,25 @@ class Runner:
     def first_not_finite(self, batch: Batch, cache: Cache) -> str:
         """Where numbers stop being finite in this pass: "layer 3" or so. Runs it again (the cache gets what it has), a look
         after every layer; on all tensor-parallel ranks together."""
-        step, xp = self._upload(batch, cache), self.device.xp
+        step = self._upload(batch, cache)
         x = self.embedding(step)
-        if not bool(xp.isfinite(x).all()):
+        if not self._finite(x):
             return "the embedding"
         for index, block in enumerate(self.blocks):
             x = block(x, self.weights.layer(index), step, cache.open_layer(index))
             cache.close_layer(index)
-            if not bool(xp.isfinite(x).all()):
+            if not self._finite(x):
                 return f"layer {index}"
         return "the head"
 
+    def _finite(self, x: Array) -> bool:
+        finite = self.device.xp.isfinite(x).all()
+        with self.collective.watched():
+            return bool(finite)
+
     def _pass(self, batch: Batch, cache: Cache) -> Array:
+        if self.collective.size > 1 and len(batch.tokens) > LONG:
+            cache = MarkingCache(cache, self.collective.mark, len(self.blocks))
         return self.stage_pass(batch, cache, None)
 
     def stage_pass(self, batch: Batch, cache: Cache, x: Array | None) -> Array:

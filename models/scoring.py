@@ -101,7 +101,9 @@ def window_logits(runner: Model, tokens: Sequence[int]) -> np.ndarray:
         ids = np.asarray(tokens[start : start + chunk], np.int32)
         positions = np.arange(start, start + len(ids), dtype=np.int32)
         batch = Batch(ids, np.zeros(len(ids), np.int32), positions, positions + 1, np.arange(len(ids), dtype=np.int32))
-        parts.append(np.array(runner.device.to_host(runner.forward(batch, cache)), np.float32))
+        found = runner.forward(batch, cache)
+        with runner.collective.watched():
+            parts.append(np.array(runner.device.to_host(found), np.float32))
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
