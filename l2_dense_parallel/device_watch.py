@@ -20,7 +20,7 @@ _DEVICE = OPERATIONS.index("the device")
 
 class DeviceWatch:
     """`with watch:` around whatever may wait for the device, and so for a partner: a launch too, which waits where the driver has no room. Not around what
-    compiles, which others wait for. It may be entered again and again, not in itself; costs about 1 us.
+    compiles, which others wait for. It may be entered again and again, not in itself; costs a few microseconds.
 
     said, says   float64 [1], the same number as the host and as the device see it (`Device.mapped`)
     """
