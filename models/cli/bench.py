@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from l2_dense_parallel.world import World
@@ -47,6 +47,7 @@ def bench(world: World, engine: EngineOptions, options: BenchOptions) -> None:
 
     from l1_kernels.regions import UnfusedRegions
     from l2_dense_parallel.pipeline.draw import ascii_chart
+    from models.cli.cache_home import settle
     from models.cli.open_model import open_model
     from models.generate import GenerateOptions, cache_size, check_prompts
     from models.pipeline import measured
@@ -60,12 +61,15 @@ def bench(world: World, engine: EngineOptions, options: BenchOptions) -> None:
     check_prompts(opened.config, prompts, options.new_tokens, names)
     opened.load()
 
-    decoder = opened.decoder(cache_size(prompts, GenerateOptions(options.new_tokens, batch_size=options.batch)))
+    settled = settle(opened, prompts, GenerateOptions(options.new_tokens, batch_size=options.batch), engine.kv)
+    options = replace(options, batch=min(options.batch, settled.batch_size))  # what fits side by side is what is timed
+    prompts = prompts[: options.batch]
+    decoder = opened.decoder(cache_size(prompts, settled))
 
     def once(new_tokens: int, bars: list[Bar] | None = None) -> tuple[list[Result], int]:
         """What was generated, and how many launches from Python it took."""
         before = opened.device.launches()
-        results = opened.generate(prompts, GenerateOptions(new_tokens, batch_size=options.batch), decoder=decoder, bars=bars)
+        results = opened.generate(prompts, replace(settled, max_new_tokens=new_tokens), decoder=decoder, bars=bars)
         return results, opened.device.launches() - before
 
     once(2)  # compiles, records the graph, and touches every weight

@@ -37,6 +37,7 @@ from models.decode_graph import Decoder
 from models.encode_graph import EncodeGraphs
 from models.find import find_model
 from models.generate import GenerateOptions, Result, generate
+from models.kv_home import bytes_of
 from models.loading import Checkpoint, open_checkpoint
 from models.pipeline import PipelinedModel, Plan, Room, generate_pipelined
 from models.runner import Runner
@@ -60,7 +61,8 @@ class OpenModel:
     verbose: bool = False
     graph: bool | None = None  # --graph, --no-graph, or neither
     int8: str = "w8a16"  # --int8
-    kv: str = "gpu"  # --kv
+    kv: str = "gpu"  # --kv, as long as nothing else is settled (cache_home.py)
+    memory: int | None = None  # --gpu-memory, bytes
     parity: int | None = None  # --offload-parity: of this rank
     stage: Stage | None = None  # of a pipeline, with its pipe and how micro-batches go through it
     pipe: Pipe | None = None
@@ -141,13 +143,15 @@ class OpenModel:
         with together, progress_bar(f"loading {self.name}", self.speaks) as progress:
             shard = Shard(self.mesh.tp_rank, self.mesh.tp)
             self._runner = build_runner(self.checkpoint, self.device, dtype or self.dtype, shard, self.collective, progress, self.int8, self.stage, self.kv, self.parity)
+            held = self._runner.held_bytes()
+            if self.memory is not None and held > self.memory:
+                raise UserError(f"--gpu-memory {self.memory / 2**20:.3g} MiB: the weights alone are {held / 2**20:.3g} on a rank; more ranks hold less each")
         self.device.synchronize()
         self.load_s = time.perf_counter() - start
         if self.speaks and kernels_are_cold(self.device):
             print("compiling kernels: some seconds, the first time only", file=sys.stderr, flush=True)
         if self.verbose:
             free, total = self.device.memory()
-            held = self.runner.held_bytes()
             # In one piece, so that other ranks' lines do not come between it and its end.
             sys.stderr.write(
                 f"rank {self.world.rank}: {held / 2**20:.1f} MiB of weights loaded in {self.load_s:.2f} s, {free >> 20} of {total >> 20} MiB free\n"
@@ -197,9 +201,10 @@ def open_model(world: World, engine: EngineOptions, quiet: bool, seen: dict[str,
         engine.model, world, checkpoint, tokenizer, device, mesh, dtype,
         collective=open_collective(world, mesh, "tp", device.name, engine.share_gpu, device.kernels, engine.all_reduce),
         between_groups=open_collective(world, mesh, "dp"),
-        verbose=engine.verbose, graph=engine.graph, int8=engine.int8 or "w8a16", kv=engine.kv, parity=mesh.rank % 2 if engine.offload_parity else None,
+        verbose=engine.verbose, graph=engine.graph, int8=engine.int8 or "w8a16", kv="cpu" if engine.kv == "cpu" else "gpu", parity=mesh.rank % 2 if engine.offload_parity else None,
         stage=stages[mesh.pp_rank] if mesh.pp > 1 else None, pipe=open_pipe(world, mesh, device, engine.share_gpu),
         between_stages=open_collective(world, mesh, "pp"),
+        memory=None if engine.gpu_memory is None else bytes_of("--gpu-memory", engine.gpu_memory),
         plan=Plan(engine.schedule or "hybrid", engine.prompt_micro_batches, engine.token_micro_batches),
     )  # fmt: skip
     if opened.speaks:

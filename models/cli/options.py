@@ -14,6 +14,7 @@ from l1_kernels.errors import UserError
 from l2_dense_parallel.mesh import refuse_unbuilt
 from l2_dense_parallel.open_collective import ALL_REDUCES
 from l2_dense_parallel.pipeline.schedule import NAMES as SCHEDULES
+from models.kv_home import HOMES, bytes_of
 
 DTYPES = ("fp32", "fp16", "bf16", "int8")
 DEVICES = ("auto", "cpu", "cuda", "sim")
@@ -51,7 +52,10 @@ class EngineOptions:
     all_to_all: Annotated[str | None, flag("--all-to-all", panel=RANKS, metavar="pcc|flat|hierarchical", text="exchange of tokens and experts")] = None
     capacity_factor: Annotated[float | None, flag("--capacity-factor", panel=RANKS, metavar="F", text="the most tokens an expert takes")] = None
 
-    kv: Annotated[str, flag("--kv", panel=MEMORY, metavar="gpu|cpu", text="where keys and values live: cpu brings them a layer at a time")] = "gpu"
+    kv: Annotated[
+        str,
+        flag("--kv", panel=MEMORY, metavar="|".join(HOMES), text="where keys and values live: cpu brings them a layer at a time; auto: on the GPU, unless they do not fit and host memory is faster than fewer side by side"),
+    ] = "auto"
     offload_parity: Annotated[
         bool | None, flag("--offload-parity/--no-offload-parity", panel=MEMORY, text="with --kv cpu: odd ranks move odd layers' caches, even ranks even ones' (default: each moves all)", show_default=False)
     ] = None
@@ -59,7 +63,7 @@ class EngineOptions:
     store: Annotated[str | None, flag("--store", panel=MEMORY, metavar="DIR", text="where --weights nvme keeps its store")] = None
     prefetch: Annotated[int | None, flag("--prefetch", panel=MEMORY, metavar="K", text="layers to stream ahead")] = None
     resident_layers: Annotated[int | None, flag("--resident-layers", panel=MEMORY, metavar="N", text="layers that are not streamed")] = None
-    gpu_memory: Annotated[str | None, flag("--gpu-memory", panel=MEMORY, metavar="8GiB", text="the most GPU memory to use")] = None
+    gpu_memory: Annotated[str | None, flag("--gpu-memory", panel=MEMORY, metavar="8GiB", text="the most of the device's memory for weights, keys and values, and work")] = None
     verify: Annotated[bool, flag("--verify", panel=MEMORY, text="check the store's sums while streaming")] = False
 
     int8: Annotated[
@@ -81,7 +85,7 @@ class EngineOptions:
         one_of("--dtype", self.dtype, DTYPES)
         one_of("--device", self.device, DEVICES)
         one_of("--all-reduce", self.all_reduce, ALL_REDUCES)
-        one_of("--kv", self.kv, ("gpu", "cpu"))
+        one_of("--kv", self.kv, HOMES)
         one_of("--weights", self.weights, ("gpu", "cpu", "nvme"))
         one_of("--int8", self.int8, ("w8a16", "w8a8"))
         if self.offload_parity and self.kv != "cpu":
@@ -92,6 +96,8 @@ class EngineOptions:
         one_of("--all-to-all", self.all_to_all, ("pcc", "flat", "hierarchical"))
         for name in ("tp", "pp", "ep", "prompt_micro_batches", "token_micro_batches", "prefetch"):
             at_least_one("--" + name.replace("_", "-"), getattr(self, name))
+        if self.gpu_memory is not None:
+            bytes_of("--gpu-memory", self.gpu_memory)
         refuse_what_is_not_built(self)
         check_schedule(self)
 
@@ -132,7 +138,6 @@ def refuse_what_is_not_built(options: EngineOptions) -> None:
         (given("--store", options.store), streaming),
         (given("--prefetch", options.prefetch), streaming),
         (given("--resident-layers", options.resident_layers), streaming),
-        (given("--gpu-memory", options.gpu_memory), streaming),
         ("--verify" if options.verify else None, streaming),
     ]
     for flag_given, what in needs:

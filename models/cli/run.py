@@ -53,6 +53,7 @@ def run(world: World, engine: EngineOptions, options: RunOptions) -> None:
     """Continue prompts with a model."""
     prompts = prompts_from(options.prompt or [], options.prompts, options.ids)
     generation = generation_options(options)  # refused before anything is loaded
+    from models.cli.cache_home import settle
     from models.cli.open_model import open_model
     from models.generate import Timing, cache_size
 
@@ -70,6 +71,7 @@ def run(world: World, engine: EngineOptions, options: RunOptions) -> None:
     if streaming and opened.speaks:
         show("" if options.chat or prompts[0].text is None else prompts[0].text)
     my_ids = [prompt_ids[i] for i in mine]
+    generation = settle(opened, my_ids, generation, engine.kv)
     results = opened.generate(
         my_ids, generation, on_text=(lambda _, text: show(text)) if streaming and opened.speaks else None, indices=list(mine),
         decoder=opened.decoder(cache_size(my_ids, generation), None if generation.check_nan else generation.sampling) if my_ids else None,

@@ -1,0 +1,70 @@
+"""`--kv` and `--gpu-memory` of a run: what was asked for, what fits, and what is said about it (models/kv_home.py has the reasons)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from l1_kernels.errors import UserError
+from models.cli.open_model import OpenModel
+from models.generate import GenerateOptions, cache_size
+from models.kv_home import Home, Need, Speed, fits, link_speed, row_bytes, weigh, work_bytes, worst
+
+
+def settle(opened: OpenModel, prompts: Sequence[Sequence[int]], options: GenerateOptions, kv: str) -> GenerateOptions:
+    """Tells the runner where its caches live, and gives the options with as many sequences side by side as there is room for. All ranks of a model call it
+    together, after `load` and before caches are made. UserError, on all of them, where there is no room."""
+    if not prompts or kv == "cpu":
+        return options
+    rows, context = cache_size(prompts, options)
+    need = of_all(opened, need_of(opened, rows, context, max(map(len, prompts))))
+    if fits(rows, need):
+        return options
+    if kv == "gpu":
+        raise UserError(
+            f"--kv gpu: the keys and values of {rows} sequences of {context} tokens are {rows * need.row / 2**20:.3g} MiB, and {max(0, need.free) / 2**20:.3g} MiB are free; "
+            f"{f'use --batch-size {need.free // need.row}, or' if need.free >= need.row else 'use'} --kv auto"
+        )
+    home = weigh(rows, need, of_slowest(opened, need))
+    opened.runner.kv = home.kv
+    if opened.speaks:
+        print(line(home, rows, need), file=sys.stderr, flush=True)
+    return replace(options, batch_size=home.rows)
+
+
+def need_of(opened: OpenModel, rows: int, context: int, prompt: int) -> Need:
+    from models.cli.bench import bytes_read
+
+    runner = opened.runner
+    row, in_buffers = row_bytes(runner.config, len(runner.blocks), runner.heads.kv_count, context, runner.kv_dtype)
+    free = opened.device.memory()[0]
+    if opened.memory is not None:
+        free = min(free, opened.memory - runner.held_bytes())
+    return Need(free - work_bytes(runner.config, rows * prompt, rows), row, in_buffers, bytes_read(runner, rows))
+
+
+def of_all(opened: OpenModel, need: Need) -> Need:
+    """The ranks of a model, which go through a run together, take the one with the least room for a measure."""
+    for group in (opened.collective, opened.between_stages):
+        needs = group.gather(need)
+        need = group.broadcast(None if needs is None else worst(needs))
+    return need
+
+
+def of_slowest(opened: OpenModel, need: Need) -> Speed:
+    from models.cli.bench import read_bandwidth
+
+    speed = Speed(read_bandwidth(opened.device), link_speed(opened.device))
+    for group in (opened.collective, opened.between_stages):
+        speeds = group.gather(speed)
+        slowest = None if speeds is None else Speed(min(s.bandwidth for s in speeds), min(s.link for s in speeds))
+        speed = group.broadcast(slowest)
+    return speed
+
+
+def line(home: Home, rows: int, need: Need) -> str:
+    room = f"{rows * need.row / 2**20:.3g} MiB of keys and values, room for {max(0, need.free) / 2**20:.3g}"
+    if home.kv == "gpu":
+        return f"{room}: {home.rows} of {rows} sequences side by side"
+    return f"{room}: they live in host memory, {home.rows} of {rows} sequences side by side"
