@@ -54,6 +54,7 @@ def score(world: World, engine: EngineOptions, options: ScoreOptions) -> None:
     """Mean negative log-likelihood (natural logarithm) a predicted token, and perplexity, of a text."""
     if (options.text is None) == (options.ids is None):
         raise UserError("give one of --text FILE and --ids FILE.jsonl")
+    refuse_what_generates(engine)
     texts = read_ids(options.ids) if options.ids is not None else [Prompt(str(options.text), text=read_text(str(options.text), "--text"))]
     from models.cli.open_model import open_model
     from models.generate import check_prompts, context_limit
@@ -70,8 +71,9 @@ def score(world: World, engine: EngineOptions, options: ScoreOptions) -> None:
     if all(len(tokens) < 2 for tokens in ids):
         raise UserError(f"{texts[0].name}: one token predicts nothing; give at least two")
     target = None
-    if options.dump_logits is not None and opened.speaks:
-        target = WholeFile(options.dump_logits)
+    with world.agreement() if opened.mesh.size == world.size else nullcontext():
+        if options.dump_logits is not None and opened.speaks:
+            target = WholeFile(options.dump_logits)
     with target or nullcontext():
         opened.load()
         cut = list(windows(ids, context_limit(opened.config)))
@@ -86,6 +88,16 @@ def score(world: World, engine: EngineOptions, options: ScoreOptions) -> None:
             if target is not None:
                 target.write(lambda file: save_logits(file, [logits for _, _, logits in parts], len(texts)))
             report(options, opened.held, [losses for losses, _, _ in parts], [others for _, others, _ in parts])
+
+
+def refuse_what_generates(engine: EngineOptions) -> None:
+    """Flags of steps and micro-batches: a text is scored in passes that follow each other, and logits come to the host after each."""
+    given = (("--schedule", engine.schedule), ("--prompt-micro-batches", engine.prompt_micro_batches), ("--token-micro-batches", engine.token_micro_batches))
+    for name, value in given:
+        if value is not None:
+            raise UserError(f"{name} {value}: a score's passes go through the stages one by one, not in micro-batches; leave it out")
+    if engine.graph:
+        raise UserError("--graph: replays steps that generate, and a score has none; leave it out")
 
 
 def read(opened: OpenModel, mine: list[Window], kept: dict[tuple[int, int], np.ndarray] | None) -> np.ndarray:

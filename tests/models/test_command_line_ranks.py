@@ -53,7 +53,14 @@ def test_score_sums_over_groups(ranks, tmp_path):
     assert first.shape == second.shape == (one["tokens"] + 1, 1024) and np.abs(first - second).max() < 1e-4 * np.abs(first).max()
 
 
-@pytest.mark.parametrize("arguments, message", [(("run", "--tp", "3"), "--tp 3"), (("run", "--prompt", ""), "--prompt: is empty")])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("run", "--tp", "3"), "--tp 3"),
+        (("run", "--prompt", ""), "--prompt: is empty"),
+        (("score", "--text", __file__, "--dump-logits", "no/such/folder.npz"), "--dump-logits no/such/folder.npz: cannot be written"),  # rank 0 alone writes
+    ],
+)
 def test_errors_of_all_ranks_are_said_once(arguments, message):
     ended = strata(2, *arguments, "--device", "cpu")
     assert ended.status != 0 and ended.out == "" or "KING" not in ended.out
