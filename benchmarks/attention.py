@@ -75,7 +75,7 @@ def main() -> None:
     options = arguments()
     prepare("cuda")
     device = open_device("cuda")
-    from models.cli.bench import read_bandwidth
+    from models.speeds import read_bandwidth
 
     document = circumstances(("strata-inference", "numpy", "numba", "numba-cuda", "cupy-cuda13x", "cupy-cuda12x", "torch"))
     document["machine"]["gpu"] = device.description

@@ -48,7 +48,7 @@ PACKAGES = ("strata-inference", "numpy", "numba", "numba-cuda", "cupy-cuda13x", 
 
 def measure_steps(devices: dict[str, Device], name: str, config: ModelConfig, batches: list[int], read_gb_s: float) -> Iterator[dict[str, Any]]:
     """A row for each batch and stage; `devices` by stage."""
-    from models.cli.bench import bytes_read
+    from models.speeds import bytes_read
 
     first = next(iter(devices.values()))
     weights = random_weights(config, first, "fp16")

@@ -36,7 +36,7 @@ def main() -> None:
     options = arguments()
     prepare("cuda")
     device = open_device("cuda")
-    from models.cli.bench import read_bandwidth
+    from models.speeds import read_bandwidth
 
     document = circumstances(("strata-inference", "numpy", "numba", "numba-cuda", "cupy-cuda13x", "cupy-cuda12x", "torch", "transformers"))
     document["machine"]["gpu"] = device.description
@@ -61,8 +61,8 @@ def main() -> None:
 
 
 def measure_model(device: Device, name: str, dtype: str, batches: list[int], bandwidth: float) -> list[dict[str, Any]]:
-    from models.cli.bench import bytes_read
     from models.presets import preset
+    from models.speeds import bytes_read
 
     config = preset(name)
     runner = random_runner(config, device, dtype)

@@ -49,9 +49,9 @@ def main() -> None:
     if options.device == "cuda":
         prepare("cuda")
     device = open_device(options.device)
-    from models.cli.bench import bytes_read, read_bandwidth
-    from models.kv_home import Need, Speed, in_host_memory, link_speed, on_device, row_bytes, weigh
+    from models.kv_home import Need, Speed, in_host_memory, on_device, row_bytes, weigh
     from models.presets import preset
+    from models.speeds import bytes_read, link_speed, read_bandwidth
 
     config = cut(preset(options.model), options.layers)
     runner = random_runner(config, device, options.dtype)

@@ -17,7 +17,7 @@ SIDE = 8192  # of the square matrices of the product
 
 def limits(device: Device, copy_bytes: int = COPY_BYTES) -> dict[str, float]:
     """{"read_gb_s", "copy_gb_s"}, 1e9 bytes a second; a copy's bytes count twice, once read and once written."""
-    from models.cli.bench import read_bandwidth
+    from models.speeds import read_bandwidth
 
     return {"read_gb_s": read_bandwidth(device) / 1e9, "copy_gb_s": copy_bandwidth(device, copy_bytes) / 1e9}
 

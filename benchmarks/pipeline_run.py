@@ -48,7 +48,7 @@ class Stand:
     def __post_init__(self) -> None:
         from l1_kernels.device import prepare
         from l2_dense_parallel.mesh import MeshShape, build_mesh
-        from l2_dense_parallel.pipeline.pipe import open_pipe
+        from l2_dense_parallel.pipeline.open_pipe import open_pipe
         from l2_dense_parallel.pipeline.stages import make_stages
         from l2_dense_parallel.slicing import Shard, check_tp
         from models.presets import preset

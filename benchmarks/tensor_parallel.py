@@ -33,7 +33,7 @@ def whole_bytes(config: Any) -> int:
 
 
 def timed(device: Any, runner: Any, batch: int, bandwidth: float) -> dict[str, Any]:
-    from models.cli.bench import bytes_read
+    from models.speeds import bytes_read
 
     config, kv = runner.config, runner.config.num_kv_heads / runner.collective.size
     cached = 2 * config.num_layers * kv * config.head_dim * (PROMPT + WARM + STEADY // 2) * 2 * batch
@@ -53,8 +53,8 @@ def main(world: World) -> int:
     from l2_dense_parallel.gpus import choose_gpus
     from l2_dense_parallel.mesh import MeshShape, build_mesh
     from l2_dense_parallel.open_collective import open_collective
-    from models.cli.bench import read_bandwidth
     from models.presets import preset
+    from models.speeds import read_bandwidth
 
     prepare("cuda")
     world.start()

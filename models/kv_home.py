@@ -15,14 +15,9 @@ sequence fits. What prompts take is left out: it is the same either way, as thei
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from l1_kernels.device import Device
 from l1_kernels.errors import UserError
 from l1_kernels.weight import BYTES
 from l2_dense_parallel.kv_offload import BUFFERS
@@ -30,7 +25,6 @@ from layers.config import ModelConfig
 
 HOMES = ("auto", "gpu", "cpu")
 UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
-LINK_BYTES = 64 << 20  # of a copy that measures the link
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,20 +105,3 @@ def row_bytes(config: ModelConfig, num_layers: int, num_kv_heads: int, context: 
 def work_bytes(config: ModelConfig, tokens: int, rows: int) -> int:
     """About what the largest pass keeps besides: two of each of a layer's float32 arrays, and the logits."""
     return 4 * (tokens * 2 * (6 * config.hidden_size + 2 * config.ffn_size) + 2 * rows * config.vocab_size)
-
-
-def link_speed(device: Device) -> float:
-    """Bytes a second from page-locked host memory to the device's, the best of three copies."""
-    stream = device.stream()
-    shape = (1, LINK_BYTES >> 14, 1 << 14)
-    there: Any = device.pinned(shape, np.uint8)
-    there[...] = 1
-    here = device.zeros(shape, np.uint8)
-    device.synchronize()
-    best = float("inf")
-    for _ in range(3):
-        start = time.perf_counter()
-        device.copy(here, there, stream)
-        stream.synchronize()
-        best = min(best, time.perf_counter() - start)
-    return LINK_BYTES / best

@@ -14,12 +14,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from l1_kernels.device import Device
 from l1_kernels.weight import Array
 from l2_dense_parallel.collectives import Counters
-from l2_dense_parallel.mesh import Mesh
 from l2_dense_parallel.watchdog import GROUPS, OPERATIONS, Watchdog
-from l2_dense_parallel.world import World
 
 _RECEIVE, _PP = OPERATIONS.index("receive"), GROUPS.index("pp")
 
@@ -127,16 +124,3 @@ class MPIPipe:
 def passed(event: Any) -> bool:
     """Whether the device has come to it; a host's always has."""
     return getattr(event, "done", True)
-
-
-def open_pipe(world: World, mesh: Mesh, device: Device | None = None, share_gpu: bool = False) -> Pipe | None:
-    """This rank's, or None where the mesh has one stage. All ranks of the mesh call it together. device: where hidden states are, the host's where it is
-    None; share_gpu: ranks share a GPU, which NCCL refuses, so they go through host memory."""
-    communicator = mesh.communicators.get("pp")
-    if communicator is None or world.watchdog is None:
-        return None
-    if device is None or device.name != "cuda" or share_gpu:
-        return MPIPipe(communicator, world.watchdog, mesh.members["pp"])
-    from l2_dense_parallel.pipeline.nccl_pipe import open_nccl_pipe
-
-    return open_nccl_pipe(communicator, world.watchdog, mesh.members["pp"], device)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,14 +15,11 @@ from l2_dense_parallel.world import World
 from models.cli.options import OUTPUT, EngineOptions, at_least_one, flag
 
 if TYPE_CHECKING:
-    from l1_kernels.device import Device
     from l2_dense_parallel.pipeline.simulate import Bar, Trace
     from models.cli.open_model import OpenModel
     from models.generate import Result
-    from models.runner import Runner
 
 SIZE = "Size"
-SUM_BYTES = (1 << 30) + (1 << 26)  # read by the bandwidth test: more than 1 GB, so that no cache holds it
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +47,7 @@ def bench(world: World, engine: EngineOptions, options: BenchOptions) -> None:
     from models.cli.open_model import open_model
     from models.generate import GenerateOptions, cache_size, check_prompts
     from models.pipeline import measured
+    from models.speeds import read_bandwidth
 
     opened = open_model(world, engine, quiet=options.json, seen={"bench": options})
     if opened is None:
@@ -109,6 +106,8 @@ def pipeline_figures(opened: OpenModel, batch: int, trace: Trace) -> dict[str, A
 
 def figures(opened: OpenModel, options: BenchOptions, results: list[Result], bandwidth: float) -> dict[str, Any]:
     """bandwidth and gb_s are one rank's, in 1e9 bytes a second; tokens_per_s is of all data-parallel groups together."""
+    from models.speeds import bytes_read
+
     times = results[0].token_times
     step = (times[-1] - times[0]) / (len(times) - 1)
     weights = bytes_read(opened.runner, options.batch)
@@ -158,59 +157,3 @@ def report(found: dict[str, Any], as_json: bool) -> None:
         graph = f"; the graph was recorded in {found['graph_recording_s']:.2f} s" if found["graph"] else ", no graph"
         graph += "" if found["fused"] else "; layers are not fused"
         sys.stdout.write(f"launches     {found['launches_per_token']:.0f} from Python a token{graph}\n")
-
-
-def bytes_read(runner: Runner, batch: int) -> int:
-    """Bytes of weights that this rank reads in a step of `batch` tokens: every matrix once. A table is read a row a token,
-    unless it is the head too; of the experts, those that so many tokens choose if their choices are spread evenly."""
-    config = runner.config
-    layers = [runner.weights.layer(index) for index in range(len(runner.blocks))]
-    total = 0.0
-    for layer in layers:
-        matrices = [layer.qkv, layer.attn_out, layer.ffn_up, layer.ffn_down]
-        if layer.moe is not None:
-            matrices += [layer.moe.shared_up, layer.moe.shared_down]
-            assert config.moe is not None
-            touched = 1 - (1 - config.moe.top_k / config.moe.num_experts) ** batch
-            total += touched * (layer.moe.up.weight.nbytes + layer.moe.down.weight.nbytes) + layer.moe.gate.nbytes
-        total += sum(matrix.weight.nbytes for matrix in matrices if matrix is not None)
-    ends = runner.head.weights
-    matrices = [ends.project_in] if runner.stage.is_first else []
-    matrices += [ends.head, ends.project_out] if runner.stage.is_last else []  # a tied table lies on the first stage too, and is not read there
-    return round(total) + sum(matrix.weight.nbytes for matrix in matrices if matrix is not None)
-
-
-def read_bandwidth(device: Device, repeats: int = 5) -> float:
-    """Bytes a second of a read-only sum over SUM_BYTES in the device's memory, the best of `repeats`."""
-    if device.name == "cuda":
-        data = device.zeros(SUM_BYTES // 4)
-        data.sum()
-        device.synchronize()
-        start, end = device.event(), device.event()
-        best = float("inf")
-        for _ in range(repeats):
-            start.record()
-            data.sum()
-            end.record()
-            best = min(best, device.elapsed_ms(start, end) / 1e3)
-        return SUM_BYTES / best
-    return host_read_bandwidth(repeats)
-
-
-def host_read_bandwidth(repeats: int) -> float:
-    """The same in host memory, on as many threads as numba may use."""
-    import os
-    from concurrent.futures import ThreadPoolExecutor
-
-    import numpy as np
-
-    threads = int(os.environ.get("NUMBA_NUM_THREADS", "1"))
-    data = np.ones(SUM_BYTES // 8)  # ones, not zeros: zero pages may be one page
-    parts = np.array_split(data, threads)
-    best = float("inf")
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in range(repeats):
-            start = time.perf_counter()
-            list(pool.map(np.sum, parts))
-            best = min(best, time.perf_counter() - start)
-    return SUM_BYTES / best

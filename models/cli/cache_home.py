@@ -9,7 +9,8 @@ from dataclasses import replace
 from l1_kernels.errors import UserError
 from models.cli.open_model import OpenModel
 from models.generate import GenerateOptions, cache_size
-from models.kv_home import Home, Need, Speed, fits, link_speed, row_bytes, weigh, work_bytes, worst
+from models.kv_home import Home, Need, Speed, fits, row_bytes, weigh, work_bytes, worst
+from models.speeds import bytes_read, link_speed, read_bandwidth
 
 
 def settle(opened: OpenModel, prompts: Sequence[Sequence[int]], options: GenerateOptions, kv: str) -> GenerateOptions:
@@ -34,8 +35,6 @@ def settle(opened: OpenModel, prompts: Sequence[Sequence[int]], options: Generat
 
 
 def need_of(opened: OpenModel, rows: int, context: int, prompt: int) -> Need:
-    from models.cli.bench import bytes_read
-
     runner = opened.runner
     row, in_buffers = row_bytes(runner.config, len(runner.blocks), runner.heads.kv_count, context, runner.kv_dtype)
     free = opened.device.memory()[0]
@@ -53,8 +52,6 @@ def of_all(opened: OpenModel, need: Need) -> Need:
 
 
 def of_slowest(opened: OpenModel, need: Need) -> Speed:
-    from models.cli.bench import read_bandwidth
-
     speed = Speed(read_bandwidth(opened.device), link_speed(opened.device))
     for group in (opened.collective, opened.between_stages):
         speeds = group.gather(speed)

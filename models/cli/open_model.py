@@ -22,7 +22,8 @@ from l2_dense_parallel.gpus import choose_gpus
 from l2_dense_parallel.mesh import Mesh, build_mesh, choose_shape, placement
 from l2_dense_parallel.mesh_picture import draw_mesh
 from l2_dense_parallel.open_collective import open_collective
-from l2_dense_parallel.pipeline.pipe import Pipe, open_pipe
+from l2_dense_parallel.pipeline.open_pipe import open_pipe
+from l2_dense_parallel.pipeline.pipe import Pipe
 from l2_dense_parallel.pipeline.simulate import Bar
 from l2_dense_parallel.pipeline.stages import Stage, make_stages
 from l2_dense_parallel.slicing import Shard

@@ -12,8 +12,8 @@ from benchmarks import fig10a, fig12
 from benchmarks.random_model import random_runner, random_weights, runner_of
 from l1_kernels.device import Device, open_device
 from l1_kernels.weight import host_weight
-from models.cli.bench import bytes_read
 from models.presets import preset
+from models.speeds import bytes_read
 
 LIMITS = {"read_gb_s": 10.0, "copy_gb_s": 10.0, "fp16_tflop_s": 0.1}
 

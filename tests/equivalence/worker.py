@@ -20,7 +20,7 @@ def main(world: World) -> int:
     prepare(fields["device"])
     from l2_dense_parallel.mesh import MeshShape, build_mesh
     from l2_dense_parallel.open_collective import open_collective
-    from l2_dense_parallel.pipeline.pipe import open_pipe
+    from l2_dense_parallel.pipeline.open_pipe import open_pipe
     from l2_dense_parallel.slicing import Shard
     from tests.equivalence.run import check_setting
     from tests.equivalence.settings import Setting

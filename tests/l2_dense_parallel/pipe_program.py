@@ -8,7 +8,6 @@ from typing import Any
 from l2_dense_parallel import faults
 from l2_dense_parallel.world import World
 
-
 MUCH = 1 << 18, 1 << 10  # a GiB: more than NCCL's buffers take without a receiver (64 MB they do)
 
 
@@ -17,7 +16,7 @@ def opened(world: World) -> tuple[Any, Any]:
 
     prepare("cuda")
     from l2_dense_parallel.mesh import MeshShape, build_mesh
-    from l2_dense_parallel.pipeline.pipe import open_pipe
+    from l2_dense_parallel.pipeline.open_pipe import open_pipe
 
     mesh = build_mesh(world.start(), MeshShape(pp=world.size))
     assert mesh is not None

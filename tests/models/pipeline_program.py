@@ -38,7 +38,7 @@ def main(world: World) -> int:
     from l2_dense_parallel.mesh import MeshShape, build_mesh
     from l2_dense_parallel.open_collective import open_collective
     from l2_dense_parallel.pipeline.nccl_pipe import NCCLPipe
-    from l2_dense_parallel.pipeline.pipe import open_pipe
+    from l2_dense_parallel.pipeline.open_pipe import open_pipe
     from l2_dense_parallel.pipeline.stages import make_stages
     from l2_dense_parallel.slicing import Shard
     from models.build import build_runner

@@ -46,7 +46,7 @@ class SleepingRunner:
 def main(world: World) -> int:
     cases = json.loads(Path(sys.argv[1]).read_text())
     from l2_dense_parallel.mesh import MeshShape, build_mesh
-    from l2_dense_parallel.pipeline.pipe import open_pipe
+    from l2_dense_parallel.pipeline.open_pipe import open_pipe
     from l2_dense_parallel.pipeline.simulate import Bar
     from models.generate import GenerateOptions
     from models.pipeline import Plan, generate_pipelined

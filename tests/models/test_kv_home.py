@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from l1_kernels.device import open_device
 from l1_kernels.errors import UserError
-from models.kv_home import Need, Speed, bytes_of, fits, in_host_memory, link_speed, on_device, row_bytes, weigh, worst
+from models.kv_home import Need, Speed, bytes_of, fits, in_host_memory, on_device, row_bytes, weigh, worst
 from models.presets import preset
+from models.speeds import link_speed
 
 H200 = Speed(4.2e12, 55e9)
 GPTJ = preset("gpt-j-6b")
