@@ -5,9 +5,9 @@ They are W8A8's (Weight.act "int8"), and for 17 to 256 tokens W8A16's: x then in
 which a library multiplies with weights as they are. To make 16-bit weights of them for each prompt took longer than the whole prompt in fp16.
 
     region                up to 16 tokens                                        more tokens, with a library's int8 product
-    norm_linear           norm + rounding, GeMM + scales + bias            2     the GeMM is two launches, and one for scales + bias    4
-    norm_feed_forward     norm + rounding, GeMM + ... + activation         2     the same, and the activation                           5
-    linear_add            rounding, GeMM + ... + residual                  2     as norm_linear, with the residual                      4
+    norm_linear           norm + rounding, GeMM + scales + bias            2     the GeMM of both planes, one for scales + bias         3
+    norm_feed_forward     norm + rounding, GeMM + ... + activation         2     the same, and the activation                           4
+    linear_add            rounding, GeMM + ... + residual                  2     as norm_linear, with the residual                      3
 
 A region cannot round what it hands on: a token's scale needs all of the token, and no block of the GeMM that makes it has that. So
 rounding is in the prologue, as the norm is, and like the norm a launch of its own. K or N that is no multiple of 16 bytes, or
@@ -30,7 +30,7 @@ from l1_kernels.sbi_gemm.int8_tensor import PER, make_int8_tensor, plan_of
 from l1_kernels.sbi_gemm.job import MAX_TOKENS, Job
 from l1_kernels.weight import CARRIER, Array, Weight
 
-FINE_TOKENS = 256  # of W8A16. GPT-J's prompts on an H200: 128 tokens 10.6 ms so, 19.5 by way of fp16 weights; 2048 tokens 93 and 68
+FINE_TOKENS = 256  # of W8A16. GPT-J's prompts on an H200: 128 tokens 10.6 ms so (with a product for each plane), 19.5 by way of fp16 weights; 2048 tokens 93 and 68
 
 
 class Int8Regions(LibraryRegions):
@@ -90,7 +90,7 @@ class Int8Regions(LibraryRegions):
         return quantized(self.gpu, x, norm, "fp32" if x.dtype == FLOAT32 else "fp16", fine=weight.act is None)
 
     def _linear(self, planes: Planes, weight: Weight, bias: Array | None, residual: Array | None = None) -> Array:
-        y = self.gpu.new((planes.low.shape[0], weight.data.shape[0]), np.float32) if residual is None else residual
+        y = self.gpu.new((len(planes.scale), weight.data.shape[0]), np.float32) if residual is None else residual
         self._multiply(Job("int8", add=residual is not None), planes, weight, bias, y)
         return y
 
@@ -105,7 +105,7 @@ class Int8Regions(LibraryRegions):
         return hidden
 
     def _multiply(self, job: Job, planes: Planes, weight: Weight, bias: Array | None, y: Array) -> None:
-        num_tokens, size = planes.low.shape
+        num_tokens, size = len(planes.scale), planes.both.shape[1]
         num_out = weight.data.shape[0]
         shift = self.gpu.or_absent(bias), bias is not None
         if num_tokens <= MAX_TOKENS:
@@ -117,7 +117,6 @@ class Int8Regions(LibraryRegions):
             )  # fmt: skip
             return
         assert self.gemm is not None and not job.gated and job.activation is None
-        fine, coarse = (self.gpu.new((num_tokens, num_out), np.int32) for _ in range(2))
-        self.gemm.int8(planes.low, weight.data, fine)  # type: ignore[attr-defined]
-        self.gemm.int8(planes.high, weight.data, coarse)  # type: ignore[attr-defined]
-        self._by_rows(make_scale_planes(job.add), y.shape, fine, coarse, planes.scale, weight.scale, *shift, y)
+        products = self.gpu.new((2 * num_tokens, num_out), np.int32)
+        self.gemm.int8(planes.both, weight.data, products)  # type: ignore[attr-defined]
+        self._by_rows(make_scale_planes(job.add), y.shape, products[:num_tokens], products[num_tokens:], planes.scale, weight.scale, *shift, y)

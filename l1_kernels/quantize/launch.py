@@ -23,17 +23,26 @@ MOST_NUMBERS = 50_000  # of a row, in the shared memory of compute capability 9.
 
 @dataclass(frozen=True, slots=True)
 class Planes:
-    """low, high int8 [T, K], scale float32 [T]."""
+    """both int8 [2T, K], the low planes of all tokens and then the high ones; scale float32 [T]."""
 
-    low: Array
-    high: Array
+    both: Array
     scale: Array
+
+    @property
+    def low(self) -> Array:
+        """int8 [T, K]"""
+        return self.both[: len(self.scale)]
+
+    @property
+    def high(self) -> Array:
+        """int8 [T, K]"""
+        return self.both[len(self.scale) :]
 
 
 def quantized(kernels: GpuKernels, x: Array, norm: NormArgs | None, dtype: str, fine: bool = False) -> Planes:
     """x [T, K] in the carrier of `dtype` ("fp32"; "fp16", "bf16" without a norm), with its norm first. fine: reference.py."""
     num_tokens, size = x.shape
-    planes = Planes(kernels.new((num_tokens, size), np.int8), kernels.new((num_tokens, size), np.int8), kernels.new((num_tokens,), np.float32))
+    planes = Planes(kernels.new((2 * num_tokens, size), np.int8), kernels.new((num_tokens,), np.float32))
     _run(kernels, x, norm, dtype, planes, None, fine)
     return planes
 
