@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
+from l1_kernels.errors import UserError
 from l2_dense_parallel.world import World
 from models.cli.options import OUTPUT, EngineOptions, at_least_one, flag
 
@@ -33,7 +34,8 @@ class BenchOptions:
 
     def __post_init__(self) -> None:
         at_least_one("--prompt-length", self.prompt_length)
-        at_least_one("--new-tokens", self.new_tokens - 1)
+        if self.new_tokens < 2:
+            raise UserError(f"--new-tokens must be at least 2, got {self.new_tokens}: what a token takes is measured after the first one")
         at_least_one("--batch", self.batch)
 
 
@@ -58,7 +60,7 @@ def bench(world: World, engine: EngineOptions, options: BenchOptions) -> None:
     check_prompts(opened.config, prompts, options.new_tokens, names)
     opened.load()
 
-    settled = settle(opened, prompts, GenerateOptions(options.new_tokens, batch_size=options.batch), engine.kv)
+    settled = settle(opened, prompts, GenerateOptions(options.new_tokens, batch_size=options.batch, check_nan=engine.check_nan), engine.kv)
     options = replace(options, batch=min(options.batch, settled.batch_size))  # what fits side by side is what is timed
     prompts = prompts[: options.batch]
     decoder = opened.decoder(cache_size(prompts, settled))

@@ -191,6 +191,8 @@ def open_model(world: World, engine: EngineOptions, quiet: bool, seen: dict[str,
         raise UserError("--fusion: fused kernels are a GPU's (and the simulator's); leave it out, or use --device cuda or sim")
     if engine.overlap and device_name != "cuda":
         raise UserError("--overlap: launches overlap on a GPU alone; leave it out, or use --device cuda")
+    if engine.share_gpu and device_name != "cuda":
+        raise UserError(f"--share-gpu: this run takes no GPU (--device {device_name}); leave it out")
     check_all_reduce(engine, device_name, mesh.tp)
     with world.agreement():
         stages = make_stages(config, mesh.pp)

@@ -186,6 +186,8 @@ def test_a_score_that_is_no_number_is_refused(tmp_path):
     with pytest.raises(UserError, match="the logits of text 0 became NaN in its tokens from 0"):
         strata("score", "--json", "--model", str(model), "--ids", str(ids), "--dump-logits", str(dump))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["ids.jsonl", "model"]
+    with pytest.raises(UserError, match=r"--check-nan: logits of prompt 1 are not all finite at new token 1, first in the head"):
+        strata("bench", "--model", str(model), "--prompt-length", "3", "--new-tokens", "2", "--check-nan")
 
 
 def test_score_of_text_is_cut_into_windows(tmp_path):
@@ -306,6 +308,7 @@ def files(tmp_path):
         ("run --fusion", "--fusion: fused kernels are a GPU's"),
         ("run --overlap --device cpu", "--overlap: launches overlap on a GPU alone"),
         ("run --all-reduce ring", "--all-reduce ring: have auto, nccl, one-shot"),
+        ("run --share-gpu --device cpu", "--share-gpu: this run takes no GPU"),
         ("run --all-reduce one-shot --device cpu", "--all-reduce one-shot: is for ranks with a GPU each"),
         ("run --offload-parity", "--offload-parity: says which layers' keys and values move; add --kv cpu"),
         ("score", "give one of --text FILE and --ids"),
@@ -325,6 +328,7 @@ def files(tmp_path):
         ("run --prompts=", "--prompts : cannot be read"),
         ("score --ids=", "--ids : cannot be read"),
         ("bench --prompt-length 0", "--prompt-length must be at least 1"),
+        ("bench --new-tokens 1", "--new-tokens must be at least 2, got 1"),
         ("bench --prompt-length 300", "--prompt-length: 300 tokens are more than"),
     ],
 )
