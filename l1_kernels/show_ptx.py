@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from importlib.util import find_spec
 from typing import Any
 
 from l1_kernels.compile_ptx import assemble, compile_to_ptx, find_modules, find_ptxas
@@ -39,6 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
     problem = None
     if SIMULATED:
         problem = "NUMBA_ENABLE_CUDASIM=1 gives the simulator, which compiles nothing: unset it"
+    elif find_spec("numba_cuda") is None:
+        problem = "kernels are compiled by numba-cuda, which is not installed: install this package's extra cuda12 or cuda13 (README)"
     elif given.resources and ptxas is None:
         problem = "--resources: no ptxas (the extra cuda12 brings one)"
     try:

@@ -12,11 +12,12 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+import time
 from array import array
 from typing import Any
 
 SLOTS = 16  # doubles a rank
-STATE, SINCE, CALLS, OPERATION, GROUP, PID, CLAIM, BEAT, PROGRESS = range(9)
+STATE, SINCE, CALLS, OPERATION, GROUP, PID, CLAIM, BEAT, PROGRESS, GONE = range(10)
 UNKNOWN = -1.0
 WORKING, WAITING, DEVICE, ENDED, FAILED = (float(i) for i in range(5))
 
@@ -55,6 +56,13 @@ class Board:
     def beat(self) -> None:
         """This rank runs. Its watchdog says so at each look."""
         self.slots[self.base + BEAT] += 1.0
+
+    def leave_together(self, seconds: float) -> None:
+        """Wait, for so long at most, until MPI has ended on all ranks here: a launcher that sees one leave with an error kills those that are still at it."""
+        self.slots[self.base + GONE] = 1.0
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not all(self.field(row, GONE) for row in range(len(self.ranks))):
+            time.sleep(0.002)
 
     def claim_report(self) -> bool:
         """True for the first rank of this machine that asks: it reports the fault for all (ranks ask at different times)."""

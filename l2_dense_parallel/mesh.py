@@ -161,7 +161,7 @@ def choose_shape(
             raise UserError(f"{flag} {degree} must be at least 1")
     stages = pp or 1
     if ranks % stages:
-        raise UserError(f"--pp {stages} does not divide the {ranks} ranks; --pp may be {_either(_divisors(ranks))}")
+        raise UserError(f"--pp {stages} does not divide the {ranks} ranks; --pp may be {_either(_divisors(ranks))}, or start {stages * (tp or 1)} ranks (mpirun -n)")
     stage_ranks = ranks // stages
     degrees = tp_degrees(num_heads, num_kv_heads, max(ranks, num_heads))
     fitting = [degree for degree in degrees if stage_ranks % degree == 0]

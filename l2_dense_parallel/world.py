@@ -151,6 +151,7 @@ class World:
             return False
         self.watchdog.stop()
         self._mpi.Finalize()
+        self.watchdog.board.leave_together(1.0)
         return True
 
     def abort(self, status: int) -> NoReturn:
