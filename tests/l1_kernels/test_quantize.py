@@ -42,8 +42,9 @@ def test_outliers_are_found_and_the_rest_keeps_its_step() -> None:
     _, high, scale = reference.quantize_rows(x)
     large = np.abs(x) > 100
     assert large.sum() == 300 and (high[large] != 0).all() and (high[~large] == 0).all()
-    assert (scale < 5 / 127).all()
-    assert np.abs(reference.rounded(x) - x)[~large].max() < 0.02
+    reached = np.abs(x).max(axis=1) / (127 * 128)  # what `high` needs for the largest
+    assert (scale < np.maximum(6.5 / 127, 1.0001 * reached)).all()
+    assert (np.where(large, 0, np.abs(reference.rounded(x) - x)) <= 0.5001 * scale[:, None] + 1e-6).all()
 
 
 def test_normal_numbers_have_none() -> None:
