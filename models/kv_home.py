@@ -69,6 +69,10 @@ def worst(needs: Sequence[Need]) -> Need:
     return Need(min(n.free for n in needs), max(n.row for n in needs), max(n.row_in_buffers for n in needs), max(n.weights for n in needs))
 
 
+def slowest(speeds: Sequence[Speed]) -> Speed:
+    return Speed(min(s.bandwidth for s in speeds), min(s.link for s in speeds))
+
+
 def fits(rows: int, need: Need) -> bool:
     return rows * need.row <= need.free
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from l1_kernels.errors import UserError
 from models.cli.open_model import OpenModel
 from models.generate import GenerateOptions, cache_size
-from models.kv_home import Home, Need, Speed, fits, row_bytes, weigh, work_bytes, worst
+from models.kv_home import Home, Need, Speed, fits, row_bytes, slowest, weigh, work_bytes, worst
 from models.speeds import bytes_read, link_speed, read_bandwidth
+
+T = TypeVar("T")
 
 
 def settle(opened: OpenModel, prompts: Sequence[Sequence[int]], options: GenerateOptions, kv: str) -> GenerateOptions:
@@ -19,7 +22,7 @@ def settle(opened: OpenModel, prompts: Sequence[Sequence[int]], options: Generat
     if not prompts or kv == "cpu":
         return options
     rows, context = cache_size(prompts, options)
-    need = of_all(opened, need_of(opened, rows, context, max(map(len, prompts))))
+    need = agreed(opened, need_of(opened, rows, context, max(map(len, prompts))), worst)
     if fits(rows, need):
         return options
     if kv == "gpu":
@@ -27,7 +30,8 @@ def settle(opened: OpenModel, prompts: Sequence[Sequence[int]], options: Generat
             f"--kv gpu: the keys and values of {rows} sequences of {context} tokens are {rows * need.row / 2**20:.3g} MiB, and {max(0, need.free) / 2**20:.3g} MiB are free; "
             f"{f'use --batch-size {need.free // need.row}, or' if need.free >= need.row else 'use'} --kv auto"
         )
-    home = weigh(rows, need, of_slowest(opened, need))
+    speed = Speed(read_bandwidth(opened.device), link_speed(opened.device))
+    home = weigh(rows, need, agreed(opened, speed, slowest))
     opened.runner.kv = home.kv
     if opened.speaks:
         print(line(home, rows, need), file=sys.stderr, flush=True)
@@ -43,21 +47,12 @@ def need_of(opened: OpenModel, rows: int, context: int, prompt: int) -> Need:
     return Need(free - work_bytes(runner.config, rows * prompt, rows), row, in_buffers, bytes_read(runner, rows))
 
 
-def of_all(opened: OpenModel, need: Need) -> Need:
-    """The ranks of a model, which go through a run together, take the one with the least room for a measure."""
+def agreed(opened: OpenModel, mine: T, worst: Callable[[Sequence[T]], T]) -> T:
+    """The ranks of a model, which go through a run together, take the worst of all of them for a measure."""
     for group in (opened.collective, opened.between_stages):
-        needs = group.gather(need)
-        need = group.broadcast(None if needs is None else worst(needs))
-    return need
-
-
-def of_slowest(opened: OpenModel, need: Need) -> Speed:
-    speed = Speed(read_bandwidth(opened.device), link_speed(opened.device))
-    for group in (opened.collective, opened.between_stages):
-        speeds = group.gather(speed)
-        slowest = None if speeds is None else Speed(min(s.bandwidth for s in speeds), min(s.link for s in speeds))
-        speed = group.broadcast(slowest)
-    return speed
+        everyone = group.gather(mine)
+        mine = group.broadcast(None if everyone is None else worst(everyone))
+    return mine
 
 
 def line(home: Home, rows: int, need: Need) -> str:
