@@ -47,6 +47,9 @@ class CudaDevice:
         cuda.select_device(index)
         self._device = cupy.cuda.Device(index)
         self._device.use()
+        # An earlier device object's streams may still be at work. CuPy keeps freed memory by its stream's address, a new stream may be given
+        # the address of a dead one, and then memory that such work still writes to.
+        self._device.synchronize()
         self.description = cupy.cuda.runtime.getDeviceProperties(index)["name"].decode()
         self._numba_streams: dict[int, Any] = {0: 0}
         library = Gemm()
