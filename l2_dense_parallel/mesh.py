@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from l1_kernels.errors import UserError
+from l2_dense_parallel.slicing import ExpertShard, Shard
 from l2_dense_parallel.world import World
 
 AXES = ("tp", "dp", "pp", "ep", "es")
@@ -74,12 +75,13 @@ class MeshShape:
 @dataclass(frozen=True, slots=True)
 class Mesh:
     """One rank's view. `communicators[axis]` is MPI's for its group (absent where the group is this rank alone), and
-    `members[axis]` the world ranks in it, in order."""
+    `members[axis]` the world ranks in it, in order. `order`: the world rank at each position, () where that is the same."""
 
     shape: MeshShape = field(default_factory=MeshShape)
     rank: int = 0
     communicators: dict[str, Any] = field(default_factory=dict)
     members: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    order: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -124,6 +126,20 @@ class Mesh:
     @property
     def es_rank(self) -> int:
         return self.shape.coordinates(self.rank)["es"]
+
+    @property
+    def shard(self) -> Shard:
+        """What this rank holds of tensors that are cut over tp, and of experts."""
+        if self.ep * self.es == 1:
+            return Shard(self.tp_rank, self.tp)
+        return Shard(self.tp_rank, self.tp, ExpertShard(self.ep_rank, self.ep, self.es_rank, self.es))
+
+    @property
+    def stage_members(self) -> tuple[int, ...]:
+        """World ranks of this rank's pipeline stage, by position: all that its experts are shared over."""
+        per_stage = self.dp * self.tp
+        positions = range(self.pp_rank * per_stage, (self.pp_rank + 1) * per_stage)
+        return tuple(self.order[p] if self.order else p for p in positions)
 
     def describe(self) -> dict[str, int]:
         """{"tp": ..., "pp": ..., ...}, as `run --json` prints it."""
@@ -188,12 +204,6 @@ def choose_shape(
     return MeshShape(tp, stages, stage_ranks // tp, ep, stage_ranks // ep)
 
 
-def refuse_unbuilt(ep: int | None) -> None:
-    """What the arithmetic above knows and the layers do not yet."""
-    if ep not in (None, 1):
-        raise UserError(f"--ep {ep}: expert parallelism is not there yet; leave --ep away (experts are sliced over --tp)")
-
-
 def _divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
 
@@ -236,4 +246,4 @@ def build_mesh(world: World, shape: MeshShape, taking_part: Sequence[int] | None
                 members[axis] = tuple(order[p] for p in groups[color])
                 if len(groups[color]) > 1:
                     communicators[axis] = communicator
-    return None if position is None else Mesh(shape, position, communicators, members)
+    return None if position is None else Mesh(shape, position, communicators, members, tuple(order))

@@ -13,11 +13,14 @@ between and each rank ends with a partial sum:
 
 The bias of a row-parallel matrix is held by rank 0 only: the sum then adds it once. Tables over the vocabulary are cut
 by rows, padded with zero rows to a multiple of the ranks. All else is replicated.
+
+Experts are cut twice (paper, Section V-A): a rank holds whole experts side by side, and of each a slice along F (`ExpertShard`).
+Without expert parallelism it is the case ep = 1, es = tp: a slice of every expert.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from l1_kernels.errors import UserError
@@ -25,15 +28,41 @@ from layers.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertShard:
+    """Owner `ep_rank` of `ep` has E/ep experts, of which this rank is slice `es_rank` of `es`."""
+
+    ep_rank: int = 0
+    ep: int = 1
+    es_rank: int = 0
+    es: int = 1
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.ep_rank < self.ep and 0 <= self.es_rank < self.es):
+            raise ValueError(f"ExpertShard: owner {self.ep_rank} of {self.ep}, slice {self.es_rank} of {self.es}")
+
+    def owned(self, num_experts: int) -> range:
+        """The experts that this rank has something of."""
+        if num_experts % self.ep:
+            raise ValueError(f"owned: {num_experts} experts do not divide over {self.ep} owners")
+        count = num_experts // self.ep
+        return range(self.ep_rank * count, (self.ep_rank + 1) * count)
+
+
+@dataclass(frozen=True, slots=True)
 class Shard:
-    """Rank `rank` of a tensor-parallel group of `size`."""
+    """Rank `rank` of a tensor-parallel group of `size`. experts: its part of the experts; None: a slice of each, like a dense feed-forward."""
 
     rank: int = 0
     size: int = 1
+    experts: ExpertShard | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
             raise ValueError(f"Shard: rank {self.rank} of size {self.size}")
+
+    @property
+    def of_experts(self) -> ExpertShard:
+        return self.experts or ExpertShard(0, 1, self.rank, self.size)
 
     def split(self, count: int) -> range:
         """This rank's part of `count` things; parts may differ by one."""
@@ -86,8 +115,8 @@ def check_tp(config: ModelConfig, tp: int) -> None:
 class TensorSlice:
     """One tensor of the whole model, and a rank's part of it.
 
-    A tensor is a stack of `experts` matrices (0: no stack), each of which has rows in named groups one after the other
-    ("sections": q, k, v; gate, up), and `width` columns (0: a vector).
+    A tensor is a stack of `experts` matrices (0: no stack), of which a rank has those in `owned`, each of which has rows in named groups one
+    after the other ("sections": q, k, v; gate, up), and `width` columns (0: a vector).
     """
 
     sections: tuple[int, ...]  # rows of each section in the whole tensor
@@ -95,20 +124,21 @@ class TensorSlice:
     width: int = 0
     columns: range = range(0)
     experts: int = 0
+    owned: range = range(0)
     held: bool = True  # False: this rank has nothing of it
     matrix: bool = True  # held in --dtype; otherwise always float32
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of this rank's part."""
-        return self._shape(sum(map(len, self.rows)), len(self.columns))
+        return self._shape(len(self.owned), sum(map(len, self.rows)), len(self.columns))
 
     @property
     def whole_shape(self) -> tuple[int, ...]:
-        return self._shape(sum(self.sections), self.width)
+        return self._shape(self.experts, sum(self.sections), self.width)
 
-    def _shape(self, rows: int, columns: int) -> tuple[int, ...]:
-        return ((self.experts,) if self.experts else ()) + (rows,) + ((columns,) if self.width else ())
+    def _shape(self, experts: int, rows: int, columns: int) -> tuple[int, ...]:
+        return ((experts,) if self.experts else ()) + (rows,) + ((columns,) if self.width else ())
 
     @property
     def size(self) -> int:
@@ -116,12 +146,12 @@ class TensorSlice:
         return prod(self.shape) if self.held else 0
 
 
-def _matrix(sections: tuple[int, ...], rows: tuple[range, ...], width: int, columns: range | None = None, experts: int = 0) -> TensorSlice:
-    return TensorSlice(sections, rows, width, range(width) if columns is None else columns, experts)
+def _matrix(sections: tuple[int, ...], rows: tuple[range, ...], width: int, columns: range | None = None) -> TensorSlice:
+    return TensorSlice(sections, rows, width, range(width) if columns is None else columns)
 
 
-def _vector(size: int, rows: range | None = None, held: bool = True, experts: int = 0) -> TensorSlice:
-    return TensorSlice((size,), (range(size) if rows is None else rows,), experts=experts, held=held, matrix=False)
+def _vector(size: int, rows: range | None = None, held: bool = True) -> TensorSlice:
+    return TensorSlice((size,), (range(size) if rows is None else rows,), held=held, matrix=False)
 
 
 def _replicated(rows: int, width: int, matrix: bool = True) -> TensorSlice:
@@ -156,21 +186,22 @@ def _attention(config: ModelConfig, shard: Shard) -> dict[str, TensorSlice]:
     return tensors
 
 
-def _feed_forward(
-    config: ModelConfig, shard: Shard, size: int, names: tuple[str, str], bias: bool, experts: int = 0
-) -> dict[str, TensorSlice]:
+def _feed_forward(config: ModelConfig, shard: Shard, size: int, names: tuple[str, str], bias: bool) -> dict[str, TensorSlice]:
     up, down = names
     hidden, part = config.hidden_size, shard.ffn(size)
     copies = 2 if config.gated_ffn else 1
     sections, rows = (size,) * copies, (part,) * copies
-    tensors = {
-        f"{up}.weight": _matrix(sections, rows, hidden, experts=experts),
-        f"{down}.weight": _matrix((hidden,), (range(hidden),), size, part, experts),
-    }
+    tensors = {f"{up}.weight": _matrix(sections, rows, hidden), f"{down}.weight": _matrix((hidden,), (range(hidden),), size, part)}
     if bias:
-        tensors[f"{up}.bias"] = TensorSlice(sections, rows, experts=experts, matrix=False)
-        tensors[f"{down}.bias"] = _vector(hidden, held=shard.rank == 0, experts=experts)
+        tensors[f"{up}.bias"] = TensorSlice(sections, rows, matrix=False)
+        tensors[f"{down}.bias"] = _vector(hidden, held=shard.rank == 0)
     return tensors
+
+
+def _experts(config: ModelConfig, shard: ExpertShard, num_experts: int, size: int) -> dict[str, TensorSlice]:
+    """The slices of one expert add up as the ranks of a dense feed-forward do, so each tensor is cut like theirs."""
+    of_one = _feed_forward(config, Shard(shard.es_rank, shard.es), size, ("moe.up", "moe.down"), config.ffn_bias)
+    return {name: replace(part, experts=num_experts, owned=shard.owned(num_experts)) for name, part in of_one.items()}
 
 
 def layer_tensors(config: ModelConfig, layer: int, shard: Shard | None = None) -> dict[str, TensorSlice]:
@@ -184,7 +215,7 @@ def layer_tensors(config: ModelConfig, layer: int, shard: Shard | None = None) -
     moe = config.moe
     assert moe is not None
     tensors["moe.gate.weight"] = _replicated(moe.num_experts, config.hidden_size, matrix=False)
-    tensors |= _feed_forward(config, shard, moe.expert_size, ("moe.up", "moe.down"), config.ffn_bias, moe.num_experts)
+    tensors |= _experts(config, shard.of_experts, moe.num_experts, moe.expert_size)
     if moe.shared_size:
         tensors |= _feed_forward(config, shard, moe.shared_size, ("moe.shared_up", "moe.shared_down"), False)
     if moe.shared_gated:

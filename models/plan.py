@@ -90,6 +90,8 @@ class _Planner:
                 shape: tuple[int, ...] = (rows,) + ((part.width,) if part.width else ())
                 shape = shape[::-1] if transposed else shape
                 self._check_shape(stored(name), shape if one_each or not part.experts else (part.experts, *shape))
+            if part.experts and expert not in part.owned:
+                continue
             for section, chosen in enumerate(part.rows):
                 inside = range(min(chosen.start, part.sections[section]), min(chosen.stop, part.sections[section]))
                 columns = slice(part.columns.start, part.columns.stop) if part.width else None

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 from typer import Option
 
 from l1_kernels.errors import UserError
-from l2_dense_parallel.mesh import refuse_unbuilt
 from l2_dense_parallel.open_collective import ALL_REDUCES
 from l2_dense_parallel.pipeline.schedule import NAMES as SCHEDULES
 from models.kv_home import HOMES, bytes_of
@@ -130,8 +129,8 @@ def refuse_what_is_not_built(options: EngineOptions) -> None:
     def given(name: str, value: object) -> str | None:
         return None if value is None else f"{name} {value}"
 
-    refuse_unbuilt(options.ep)
     needs = [
+        (given("--ep", options.ep) if options.ep != 1 else None, experts),
         (given("--all-to-all", options.all_to_all), experts),
         (given("--capacity-factor", options.capacity_factor), "a capacity limit is"),
         (given("--weights", options.weights) if options.weights != "gpu" else None, streaming),

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from l1_kernels.errors import UserError
-from l2_dense_parallel.mesh import AXES, Mesh, MeshShape, choose_shape, placement, refuse_unbuilt, tp_degrees
+from l2_dense_parallel.mesh import AXES, Mesh, MeshShape, choose_shape, placement, tp_degrees
+from l2_dense_parallel.slicing import ExpertShard
 
 FIGURE_4 = MeshShape(tp=4, dp=4, ep=8, es=2)
 
@@ -122,10 +123,19 @@ def test_a_mesh_that_cannot_be(ranks: int, asked: dict, words: list[str]) -> Non
         assert word in text
 
 
-def test_what_is_not_there_yet() -> None:
-    refuse_unbuilt(1)
-    with pytest.raises(UserError, match="--ep 4: expert parallelism"):
-        refuse_unbuilt(4)
+def test_what_a_rank_of_the_papers_example_holds() -> None:
+    """Position 13: third of its tensor-parallel group, second slice of what owner 5 of 8 has."""
+    shard = Mesh(FIGURE_4, 13).shard
+    assert (shard.rank, shard.size) == (1, 4)
+    assert shard.of_experts == ExpertShard(ep_rank=5, ep=8, es_rank=1, es=2)
+    assert list(shard.of_experts.owned(8)) == [5] and list(shard.of_experts.owned(32)) == [20, 21, 22, 23]
+    assert Mesh(MeshShape(tp=2, dp=2), 3).shard.of_experts == ExpertShard(0, 1, 1, 2)  # no experts asked for: slices over tp
+
+
+def test_the_ranks_of_a_stage() -> None:
+    shape = MeshShape(tp=2, pp=2, dp=2, ep=4)
+    assert [Mesh(shape, position).stage_members for position in (1, 6)] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert Mesh(shape, 4, order=(7, 6, 5, 4, 3, 2, 1, 0)).stage_members == (3, 2, 1, 0)
 
 
 def test_ranks_of_a_machine_lie_side_by_side() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from l1_kernels.errors import UserError
-from l2_dense_parallel.slicing import Shard, check_tp, global_tensors, layer_tensors, possible_tp
+from l2_dense_parallel.slicing import ExpertShard, Shard, check_tp, global_tensors, layer_tensors, possible_tp
 from layers.config import ModelConfig, MoEConfig
 
 CONFIG = ModelConfig(
@@ -86,3 +86,28 @@ def test_gated_feed_forward_takes_the_same_part_of_gate_and_up():
 def test_tied_models_have_no_head_matrix():
     assert "head.weight" not in global_tensors(CONFIG)
     assert global_tensors(replace(CONFIG, tie_embeddings=False), Shard(3, 4))["head.weight"].rows == (range(768, 1024),)
+
+
+def test_experts_over_owners_and_slices_are_every_expert_once():
+    """ep = 2 owners of es = 3 slices: each number of each expert lies on one rank, and a slice's bias on one."""
+    moe = MoEConfig(layers=(1,), num_experts=4, top_k=1, expert_size=37)
+    config = replace(CONFIG, moe=moe, gated_ffn=True)
+    up, down, biases = set(), set(), []
+    for owner in range(2):
+        for slice_ in range(3):
+            tensors = layer_tensors(config, 1, Shard(0, 1, ExpertShard(owner, 2, slice_, 3)))
+            part = tensors["moe.up.weight"]
+            assert part.shape == (2, 2 * len(part.rows[0]), 64) and part.whole_shape == (4, 74, 64)
+            up |= {(e, row) for e in part.owned for row in part.rows[1]}
+            part = tensors["moe.down.weight"]
+            assert part.shape == (2, 64, len(part.columns))
+            down |= {(e, column) for e in part.owned for column in part.columns}
+            biases += [owner] if tensors["moe.down.bias"].held else []
+            assert tensors["moe.gate.weight"].shape == (4, 64)  # every rank routes
+    assert up == down == {(e, i) for e in range(4) for i in range(37)}
+    assert biases == [0, 1]
+
+
+def test_experts_that_do_not_divide_over_their_owners():
+    with pytest.raises(ValueError, match="5 experts do not divide over 2 owners"):
+        ExpertShard(0, 2).owned(5)
