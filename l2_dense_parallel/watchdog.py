@@ -40,8 +40,8 @@ from l2_dense_parallel.board import (
     Standstill,
 )
 
-OPERATIONS = ("all_reduce", "all_gather", "broadcast", "barrier", "gather", "agree", "set-up", "the device", "receive")
-GROUPS = ("world", "tp", "dp", "pp", "ep", "es")
+OPERATIONS = ("all_reduce", "all_gather", "broadcast", "barrier", "gather", "agree", "set-up", "the device", "receive", "all_to_all")
+GROUPS = ("world", "tp", "dp", "pp", "ep", "es", "stage", "node", "across")
 DEADLOCK = 15.0  # s; every call here takes far less once all have come
 SILENCE = 15.0  # s
 STANDSTILL = 20.0  # s; no layer of any pass takes as long
