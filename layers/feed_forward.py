@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from l1_kernels.device import Device
-from l1_kernels.kernels import Kernels
 from l1_kernels.regions import NormArgs
 from l1_kernels.weight import Array
 from layers.config import ModelConfig
-from layers.weights import LayerWeights, Linear
+from layers.weights import LayerWeights
 
 
 class DenseFeedForward:
@@ -23,9 +22,5 @@ class DenseFeedForward:
         hidden = self.regions.norm_feed_forward(x, norm, up.weight, up.bias, self.config.activation, self.config.gated_ffn)
         return self.regions.linear_add(hidden, down.weight, down.bias, residual)
 
-
-def feed_forward(kernels: Kernels, config: ModelConfig, x: Array, up: Linear, down: Linear) -> Array:
-    """One expert's arithmetic (l3_moe): x [T, D] -> [T, D]."""
-    hidden = kernels.linear(x, up.weight, up.bias)
-    hidden = kernels.gate(hidden, config.activation) if config.gated_ffn else kernels.activate(hidden, config.activation)
-    return kernels.linear(hidden, down.weight, down.bias)
+    def graph_problem(self, num_tokens: int, weights: LayerWeights) -> str | None:
+        return None

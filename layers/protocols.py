@@ -32,6 +32,10 @@ class FeedForward(Protocol):
 
     def __call__(self, x: Array, norm: NormArgs | None, weights: LayerWeights, residual: Array | None) -> Array: ...
 
+    def graph_problem(self, num_tokens: int, weights: LayerWeights) -> str | None:
+        """Why a graph cannot hold a pass of so many tokens through it, in a few words, or None."""
+        ...
+
 
 class WeightSource(Protocol):
     """Where layer i's weights come from: resident in the device's memory, or streamed into it (paper, Section VI)."""

@@ -53,6 +53,15 @@ def _moe(hidden: int, layers: int, heads: int, experts: int = 128) -> ModelConfi
     return _gpt("gpt_moe", hidden, layers, heads, moe=sparse)
 
 
+def _mixtral(hidden: int, layers: int, heads: int, kv_heads: int, width: int) -> ModelConfig:
+    sparse = MoEConfig(tuple(range(layers)), 8, top_k=2, expert_size=width, renormalise=True)
+    rope = RopeConfig(dim=hidden // heads, theta=1e6)
+    return _gpt(
+        "mixtral", hidden, layers, heads, vocab_size=32000, num_kv_heads=kv_heads, ffn_size=width, max_positions=32768, activation="silu",
+        gated_ffn=True, norm="rmsnorm", positions="rotary", rope=rope, qkv_bias=False, out_bias=False, ffn_bias=False, tie_embeddings=False, moe=sparse,
+    )  # fmt: skip
+
+
 PRESETS = {
     "gpt2-xl": lambda: _gpt("gpt2", 1600, 48, 25, max_positions=1024),
     "gpt-neo-2.7b": lambda: _gpt_neo(2560, 32, 20),
@@ -68,6 +77,7 @@ PRESETS = {
     "moe-8b-128": lambda: _moe(4096, 40, 32),
     "moe-24b-128": lambda: _moe(8192, 30, 64),
     "moe-47b-128": lambda: _moe(8192, 58, 64),
+    "mixtral-5.8b": lambda: _mixtral(2048, 16, 32, 8, 7168),  # no model of the paper: Mixtral's shape at a size that other engines run, too
     "bert-base": lambda: _bert(12, token_types=2),
     "distilbert": lambda: _bert(6, token_types=0),
 }

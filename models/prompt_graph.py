@@ -82,7 +82,7 @@ class PromptGraphs:
     def _graph_of(self, batch: Batch) -> PromptGraph | None:
         """The graph of the batch's bucket, filled with it, or None."""
         size = bucket(len(batch.tokens))
-        if self.failure is not None or size > MOST_TOKENS:
+        if self.failure is not None or size > MOST_TOKENS or self.runner.graph_problem(size) is not None:
             return None
         if size not in self._graphs:
             self._graphs[size] = None

@@ -15,7 +15,7 @@ from l2_dense_parallel.kv_offload import OffloadedKV
 from l2_dense_parallel.pipeline.stages import Stage, whole
 from l2_dense_parallel.slicing import Shard
 from l2_dense_parallel.tensor_reduce import TensorReduce
-from l3_moe.reference import ReferenceMoE
+from l3_moe.table_moe import TableMoE
 from l4_offload.resident import ResidentWeights
 from layers.alibi import alibi_slopes
 from layers.attention import Attention, HeadShare
@@ -65,7 +65,7 @@ class Runner:
         if config.positions == "alibi":
             slopes = device.to_device(alibi_slopes(config.num_heads)[heads.first : heads.first + heads.count])
         dense = DenseFeedForward(config, device)
-        sparse = None if config.moe is None else ReferenceMoE(config, device, self.collective.watched)
+        sparse = None if config.moe is None else TableMoE(config, device, self.collective.watched)
 
         def block(layer: int) -> Block:
             ffn: FeedForward = sparse if sparse is not None and config.is_moe(layer) else dense
@@ -118,18 +118,20 @@ class Runner:
         layers = self.weights.layers if isinstance(self.weights, ResidentWeights) else []
         return held_bytes(self.embedding.weights, *layers)
 
-    def graph_problem(self) -> str | None:
-        """Why a graph cannot hold `decode`, or an encoder's `encode`, in a few words, or None."""
-        return self.step_problem() or ("a stage has no model of its own" if self.stage.count > 1 else None)
+    def graph_problem(self, num_tokens: int = 1) -> str | None:
+        """Why a graph cannot hold `decode`, or an encoder's `encode`, of so many tokens, in a few words, or None."""
+        return self.step_problem(num_tokens) or ("a stage has no model of its own" if self.stage.count > 1 else None)
 
-    def step_problem(self) -> str | None:
-        """Why a graph cannot hold a token pass of this runner's layers (models/stage_graph.py), or None."""
+    def step_problem(self, num_tokens: int = 1) -> str | None:
+        """Why a graph cannot hold a pass of so many tokens through this runner's layers (models/stage_graph.py), or None."""
         if self.rotary is not None and self.rotary.table is None:
             return "dynamic rotary scaling makes its tables on the host"
-        if self.config.moe is not None:
-            return "the experts' tokens are gathered on the host"
         if not isinstance(self.weights, ResidentWeights):
             return "the weights are streamed"
+        for block, weights in zip(self.blocks, self.weights.layers, strict=True):
+            problem = None if weights.moe is None else block.ffn.graph_problem(num_tokens, weights)
+            if problem is not None:
+                return problem
         if self.kv == "cpu":
             return "keys and values are in host memory"
         if self.device.name == "cuda" and not self.collective.capturable:

@@ -6,6 +6,9 @@
     epilogue    * scale (int8), + bias, activation, gate * up, added to y (a residual)
     pair        "rows"    two matrices side by side on one x: blocks below `blocks_a` take w with norm a, the rest wb with norm b
                 "inner"   one output from two products: x @ w^T + xb @ wb^T
+    experts     w is a stack [E * N, K], the grid has a second axis, and `routes` says who reads which matrix of the stack (layer 3)
+                "pairs"   block row p: y[p] = x[p // share] @ w[routes[p]]^T: each (token, expert) pair by itself
+                "rows"    block row e: y[r] = x[r] @ w[e]^T for the rows routes[e] .. routes[e + 1] of expert e
 
 A job is a closure constant of its kernel: what it has not costs nothing. Both kernels (wide.py, tensor.py) take the arguments
 of `signature`, in that order; what a job has not is an array of one number that nobody reads.
@@ -23,7 +26,7 @@ from numba import types
 
 from l1_kernels import ptx
 from l1_kernels.activation.gpu import FUNCTIONS
-from l1_kernels.carrier import F32_1D, F32_2D, array_type, storer
+from l1_kernels.carrier import F32_1D, F32_2D, I32_1D, array_type, storer
 from l1_kernels.cuda_api import cuda
 
 MAX_TOKENS = 16
@@ -42,6 +45,8 @@ class Job:
     add           y += instead of y =
     carries       y (with pair "rows": yb) is CARRIED[dtype]; otherwise float32
     pair          None | "rows" | "inner"
+    experts       None | "pairs" | "rows"; without norm, pair and add
+    settled       `routes` was written before the launch before this one, so it may be read before one's turn
     """
 
     dtype: str
@@ -52,21 +57,24 @@ class Job:
     add: bool = False
     carries: bool = False
     pair: str | None = None
+    experts: str | None = None
+    settled: bool = False
 
 
 def signature(job: Job) -> tuple[types.Type, ...]:
     """(x, xb, gain, shift, has_shift, gain_b, shift_b, has_shift_b, eps, eps_b, w, scale, bias, has_bias, y,
-    wb, scale_b, bias_b, has_bias_b, yb, blocks_a, ahead, ahead_width)
+    wb, scale_b, bias_b, has_bias_b, yb, blocks_a, ahead, ahead_width, routes, share)
 
     ahead        [N', K'] in w's carrier: the weights that the next launch reads, whose rows' first `ahead_width` numbers
                  are fetched into L2 when a block has no more weights of its own to ask for
+    routes       int32 [P] (pairs) or [E + 1] (rows); read where the job has experts
     """
     x = array_type(CARRIED[job.dtype], 2) if job.carried else F32_2D
     w, y = array_type(job.dtype, 2), array_type(CARRIED[job.dtype], 2) if job.carries and job.pair != "rows" else F32_2D
     yb = array_type(CARRIED[job.dtype], 2) if job.carries and job.pair == "rows" else F32_2D
     norm = (F32_1D, F32_1D, types.boolean)
     vectors = (F32_1D, F32_1D, types.boolean)
-    return (x, x, *norm, *norm, types.float32, types.float32, w, *vectors, y, w, *vectors, yb, types.int64, w, types.int64)
+    return (x, x, *norm, *norm, types.float32, types.float32, w, *vectors, y, w, *vectors, yb, types.int64, w, types.int64, I32_1D, types.int64)
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,20 @@ def run(
         a.x, b.x, *_vector(kernels, a.gain, a.shift), *_vector(kernels, b.gain, b.shift), np.float32(a.eps), np.float32(b.eps),
         a.weight.data, *_vector(kernels, a.weight.scale, a.bias), a.y,
         b.weight.data, *_vector(kernels, b.weight.scale, b.bias if job.pair else None), b.y, blocks_a, ahead, ahead_width,
+        kernels.zero_counts(), 1,
+    )  # fmt: skip
+
+
+def run_experts(kernels: GpuKernels, job: Job, plan: Plan, routes: Array, share: int, a: Operand) -> None:
+    """Launches a job with experts: a.weight.data [E * N, K] is their stack, a.bias and its scale [E * N]. routes int32, as the job says."""
+    outputs = a.y.shape[1] * (2 if job.gated else 1)
+    plan = replace(plan, blocks=0)
+    count = routes.shape[0] - (1 if job.experts == "rows" else 0)
+    kernels.launch(
+        _kernel(job, plan, 1, a.x.shape[1]), (tiles_of(job, plan, outputs, False), count), plan.threads, 0,
+        a.x, a.x, *_vector(kernels, None, None), *_vector(kernels, None, None), np.float32(0), np.float32(0),
+        a.weight.data, *_vector(kernels, a.weight.scale, a.bias), a.y,
+        a.weight.data, *_vector(kernels, None, None), a.y, 0, a.weight.data, 0, routes, share,
     )  # fmt: skip
 
 

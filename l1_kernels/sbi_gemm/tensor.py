@@ -30,7 +30,7 @@ from l1_kernels import groups, ptx
 from l1_kernels.cuda_api import cuda, early
 from l1_kernels.sbi_gemm.job import CARRIED, PER_LOAD, Job, make_fetch_ahead, make_row_of, make_write, signature
 from l1_kernels.sbi_gemm.prologue import HELD_PIECES, make_ask, make_norm, make_norm_held
-from l1_kernels.sbi_gemm.wide import example_jobs
+from l1_kernels.sbi_gemm.wide import example_jobs, expert_jobs
 from l1_kernels.sbi_gemm.words import ZERO_WORDS, make_load_x_pairs
 
 ZERO, ONE = np.float32(0), np.float32(1)
@@ -112,6 +112,7 @@ def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -
     pairs_per_split = (tiles * columns * 2 + splits - 1) // splits  # pairs of sums that a thread ends
     parts_size = num_sums * 32 * splits * num_groups
     is_pair, is_inner, has_norm = job.pair == "rows", job.pair == "inner", job.norm is not None
+    by_pair, by_rows, settled, matrices = job.experts == "pairs", job.experts == "rows", job.settled, 2 if job.gated else 1
     segments = 2 if is_inner else 1
     dealt = plan.blocks > 0  # otherwise a block has one tile, and nothing of a next one takes up registers
     mma = ptx.mma_bf16 if CARRIED[job.dtype] == "bf16" else ptx.mma_f16
@@ -126,21 +127,21 @@ def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -
     gated_first, gated_second = job.gated and not is_pair, job.gated
 
     @cuda.jit(device=True, forceinline=True)
-    def find_rows(starts, first_slot, second, num_rows, size, first_k):
-        """Where this lane (g, t)'s first 16 bytes lie of rows g and g + 8 of each tile. A row past the last one is the last, read again
-        and not written."""
+    def find_rows(starts, first_slot, second, above, num_rows, size, first_k):
+        """Where this lane (g, t)'s first 16 bytes lie of rows g and g + 8 of each tile, of a matrix with `above` rows above it. A row past
+        the last one is the last, read again and not written."""
         lane = lane_index()
         for i in range(tiles * 2):
             slot = first_slot + i * 8 + (lane >> 2)
             row = row_of(slot, num_rows) if second else row_of_first(slot, num_rows)
-            starts[i] = np.int64(min(row, num_rows - 1)) * size + first_k + (lane & 3) * per
+            starts[i] = np.int64(above + min(row, num_rows - 1)) * size + first_k + (lane & 3) * per
 
     @cuda.jit(device=True, forceinline=True)
-    def find_x(x_starts, x, size, first_k):
+    def find_x(x_starts, first_token, num_tokens, size, first_k):
         """The same of x, whose rows are tokens."""
         lane = lane_index()
         for c in range(columns):
-            token = np.int64(min(c * 8 + (lane >> 2), x.shape[0] - 1))
+            token = np.int64(first_token + min(c * 8 + (lane >> 2), num_tokens - 1))
             x_starts[c] = token * size + first_k + (lane & 3) * x_per
 
     @cuda.jit(device=True, forceinline=True)
@@ -197,11 +198,11 @@ def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -
         sums[at], sums[at + 1], sums[at + 2], sums[at + 3] = c[0], c[1], c[2], c[3]
 
     @cuda.jit(device=True, forceinline=True)
-    def multiply(words, held_x, x, shared, pitch, k, size, u, sums, checked):
+    def multiply(words, held_x, x, first_token, num_tokens, shared, pitch, k, size, u, sums, checked):
         """Piece u, which has come, with its part of x."""
         lane = lane_index()
         for c in range(columns):
-            token = min(c * 8 + (lane >> 2), x.shape[0] - 1)
+            token = first_token + min(c * 8 + (lane >> 2), num_tokens - 1)
             for j in range(x_loads):
                 k_x = k + u * hop + j * x_hop + (lane & 3) * x_per
                 inside = not checked or k_x < size
@@ -236,7 +237,7 @@ def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -
     @cuda.jit(launch_bounds=(plan.threads, plan.resident))
     def tensor(
         x, xb, gain, shift, has_shift, gain_b, shift_b, has_shift_b, eps, eps_b, w, scale, bias, has_bias, y,
-        wb, scale_b, bias_b, has_bias_b, yb, blocks_a, ahead, ahead_width,
+        wb, scale_b, bias_b, has_bias_b, yb, blocks_a, ahead, ahead_width, routes, share,
     ):  # fmt: skip
         parts = cuda.shared.array(parts_size, types.float32)
         shared = cuda.shared.array(0, types.uint32)
@@ -249,7 +250,6 @@ def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -
         group = warp // splits
         split = warp - group * splits
         first_k = split * PIECE
-        num_tokens = x.shape[0]
         second = False
         block, stride = cuda.blockIdx.x, cuda.gridDim.x
         if is_pair:
@@ -262,22 +262,41 @@ def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -
             else:
                 stride = blocks_a
         num_rows, size = w.shape
+        above = np.int64(0)  # rows of w above this block's matrix
+        first_token, num_tokens, written = np.int64(0), np.int64(x.shape[0]), np.int64(0)  # this block's rows of x; the first of y
+        if by_pair or by_rows:
+            num_rows = y.shape[1] * matrices
+            if not settled:
+                ptx.take_turn()
+            if by_pair:
+                written = np.int64(cuda.blockIdx.y)
+                first_token, num_tokens = written // share, np.int64(1)
+                above = np.int64(routes[written]) * num_rows
+            else:
+                first_token = np.int64(routes[cuda.blockIdx.y])
+                num_tokens = np.int64(routes[cuda.blockIdx.y + 1]) - first_token
+                written = first_token
+                above = np.int64(cuda.blockIdx.y) * num_rows
         num_slots = num_rows
         if gated_first or (gated_second and second):
             num_slots = ((num_rows >> 1) + 7) // 8 * 16
         num_tiles = (num_slots + tile_rows - 1) // tile_rows
+        if num_tokens == 0:
+            block = num_tiles
+        here = min(num_tokens, np.int64(8 * columns))  # tokens at a time: all, unless an expert has more
         if block < num_tiles:
-            find_rows(starts, block * tile_rows + group * 16 * tiles, second, num_rows, size, first_k)
+            find_rows(starts, block * tile_rows + group * 16 * tiles, second, above, num_rows, size, first_k)
             for u in range(unroll):
                 fetch(words, w, starts, first_k, size, u, True)
         if holds_norm:
             held_norm = cuda.local.array(norm_size, types.float32)
             ask(held_norm, size, gain, shift, has_shift)
-        ptx.take_turn()
+        if settled or not (by_pair or by_rows):
+            ptx.take_turn()
         if holds_norm:
             ask_x(held_norm, x, 0)
         if block < num_tiles:
-            find_x(x_starts, x, size, first_k)
+            find_x(x_starts, first_token, here, size, first_k)
             for u in range(unroll):
                 fetch_x(held_x, x, x_starts, first_k, size, u, True)
             advance(starts, x_starts)
@@ -302,7 +321,7 @@ def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -
                 while done + 2 * step <= size:
                     k = first_k + done
                     for u in range(unroll):  # the place that is free now takes its next piece at once
-                        multiply(words, held_x, x_now, shared, pitch, k, size, u, sums, False)
+                        multiply(words, held_x, x_now, first_token, here, shared, pitch, k, size, u, sums, False)
                         fetch(words, w_now, starts, k + step, size, u, False)
                         fetch_x(held_x, x_now, x_starts, k + step, size, u, False)
                     advance(starts, x_starts)
@@ -311,23 +330,27 @@ def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -
                     k = first_k + done
                     more = done + step < size
                     for u in range(unroll):
-                        multiply(words, held_x, x_now, shared, pitch, k, size, u, sums, True)
+                        multiply(words, held_x, x_now, first_token, here, shared, pitch, k, size, u, sums, True)
                         if more:
                             fetch(words, w_now, starts, k + step, size, u, True)
                             fetch_x(held_x, x_now, x_starts, k + step, size, u, True)
                         elif is_inner and segment == 0:  # the second matrix's first
                             if u == 0:
-                                find_rows(starts, first_slot, second, num_rows, wb.shape[1], first_k)
-                                find_x(x_starts, xb, wb.shape[1], first_k)
+                                find_rows(starts, first_slot, second, above, num_rows, wb.shape[1], first_k)
+                                find_x(x_starts, first_token, here, wb.shape[1], first_k)
                             fetch(words, wb, starts, first_k, wb.shape[1], u, True)
                             fetch_x(held_x, xb, x_starts, first_k, wb.shape[1], u, True)
                     advance(starts, x_starts)
                     done += step
             if is_inner:
                 size = w.shape[1]
-            if dealt and tile + stride < num_tiles:
-                find_rows(starts, first_slot + stride * tile_rows, second, num_rows, size, first_k)
-                find_x(x_starts, x, size, first_k)
+            if by_rows and num_tokens > here:  # the same rows of w again, for the expert's next tokens
+                find_rows(starts, first_slot, second, above, num_rows, size, first_k)
+                find_x(x_starts, first_token + here, min(num_tokens - here, here), size, first_k)
+                ask_step(words, held_x, w, x, starts, x_starts, first_k, size)
+            elif dealt and tile + stride < num_tiles:
+                find_rows(starts, first_slot + stride * tile_rows, second, above, num_rows, size, first_k)
+                find_x(x_starts, first_token, here, size, first_k)
                 ask_step(words, held_x, w, x, starts, x_starts, first_k, size)
             else:
                 fetch_ahead(ahead, ahead_width)
@@ -347,17 +370,23 @@ def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -
                         high += parts[at + s * num_sums * 32 + 64]
                     t = (rest >> 1) * 8 + (lane & 3) * 2 + (rest & 1)
                     slot = first_slot + m * 16 + (lane >> 2)
-                    if t < num_tokens:
+                    if t < here:
                         if is_pair and second:
-                            end_second(yb, t, slot, low, high, num_rows, scale, bias, has_bias, bias, False)
+                            end_second(yb, t, slot, low, high, above, num_rows, scale, bias, has_bias, bias, False)
                         elif is_inner:
-                            end_first(y, t, slot, low, high, num_rows, scale_b, bias, has_bias, bias_b, has_bias_b)
+                            end_first(y, t, slot, low, high, above, num_rows, scale_b, bias, has_bias, bias_b, has_bias_b)
                         else:
-                            end_first(y, t, slot, low, high, num_rows, scale, bias, has_bias, bias, False)
-            if not dealt:
+                            end_first(y, written + t, slot, low, high, above, num_rows, scale, bias, has_bias, bias, False)
+            if by_rows and num_tokens > here:
+                num_tokens -= here
+                first_token += here
+                written += here
+                here = min(num_tokens, here)
+            elif not dealt:
                 break
+            else:
+                tile += stride
             cuda.syncthreads()
-            tile += stride
 
     return tensor
 
@@ -380,18 +409,18 @@ def make_end(job: Job, second: bool) -> Callable[..., Any]:
         return total
 
     @cuda.jit(device=True, forceinline=True)
-    def end(y, t, slot, low, high, num_rows, scale, bias, has_bias, bias_b, has_bias_b):
+    def end(y, t, slot, low, high, above, num_rows, scale, bias, has_bias, bias_b, has_bias_b):
         if gated:
             width = num_rows >> 1
             f = ((slot >> 4) << 3) + (slot & 7)
             if f < width:
-                gate = finished(low, f, scale, bias, has_bias, bias_b, has_bias_b)
-                write(y, t, f, gate, finished(high, width + f, scale, bias, has_bias, bias_b, has_bias_b))
+                gate = finished(low, above + f, scale, bias, has_bias, bias_b, has_bias_b)
+                write(y, t, f, gate, finished(high, above + width + f, scale, bias, has_bias, bias_b, has_bias_b))
         else:
             if slot < num_rows:
-                write(y, t, slot, finished(low, slot, scale, bias, has_bias, bias_b, has_bias_b), ZERO)
+                write(y, t, slot, finished(low, above + slot, scale, bias, has_bias, bias_b, has_bias_b), ZERO)
             if slot + 8 < num_rows:
-                write(y, t, slot + 8, finished(high, slot + 8, scale, bias, has_bias, bias_b, has_bias_b), ZERO)
+                write(y, t, slot + 8, finished(high, above + slot + 8, scale, bias, has_bias, bias_b, has_bias_b), ZERO)
 
     return end
 
@@ -402,5 +431,7 @@ def variants() -> Iterator[tuple[str, Callable[..., Any], tuple[types.Type, ...]
         if job.norm and job.dtype != "bf16":
             for pieces in (0, HELD_PIECES):
                 yield f"tensor_{name}_single_{pieces}", make_tensor(job, Tensor(), True, pieces), signature(job)
+    for name, job in expert_jobs(("fp16", "bf16", "int8"), ("pairs", "rows")):
+        yield f"tensor_{name}", make_tensor(job, Tensor(columns=2 if job.experts == "rows" else 1)), signature(job)
     job = Job("fp16", norm="layernorm")
     yield "tensor_fp16_2_tiles", make_tensor(job, Tensor(tiles=2, splits=4, groups=2, columns=2)), signature(job)

@@ -123,6 +123,7 @@ def make_wide(job: Job, plan: Wide, pieces: int = 0) -> Callable[..., Any]:
     x_word = types.uint32 if job.carried else types.float32
     held_x_size = x_words * unroll
     is_pair, is_inner, has_norm, split = job.pair == "rows", job.pair == "inner", job.norm is not None, splits > 1
+    by_pair, settled, matrices = job.experts == "pairs", job.settled, 2 if job.gated else 1
     segments = 2 if is_inner else 1
     dealt = plan.blocks > 0  # otherwise a block has one tile, and nothing of a next one takes up registers
     load_w = make_load_x(4, False) if job.dtype == "fp32" else ptx.load16_stream_if
@@ -139,11 +140,12 @@ def make_wide(job: Job, plan: Wide, pieces: int = 0) -> Callable[..., Any]:
     gated_first, gated_second = job.gated and not is_pair, job.gated
 
     @cuda.jit(device=True, forceinline=True)
-    def find_rows(starts, first_slot, second, num_rows, size, first_k):
-        """Where this lane's first piece of the warp's ROWS rows lies. A row past the last one is the last, read again and not written."""
+    def find_rows(starts, first_slot, second, above, num_rows, size, first_k):
+        """Where this lane's first piece of the warp's ROWS rows lies, of a matrix with `above` rows above it. A row past the last one is
+        the last, read again and not written."""
         for r in range(rows):
             row = row_of(first_slot + r, num_rows) if second else row_of_first(first_slot + r, num_rows)
-            starts[r] = np.int64(min(row, num_rows - 1)) * size + first_k
+            starts[r] = np.int64(above + min(row, num_rows - 1)) * size + first_k
 
     @cuda.jit(device=True, forceinline=True)
     def advance(starts):
@@ -159,20 +161,20 @@ def make_wide(job: Job, plan: Wide, pieces: int = 0) -> Callable[..., Any]:
             words[at], words[at + 1], words[at + 2], words[at + 3] = v[0], v[1], v[2], v[3]
 
     @cuda.jit(device=True, forceinline=True)
-    def fetch_x(held_x, x, k, size, u, checked):
+    def fetch_x(held_x, x, token, k, size, u, checked):
         """Asks for the numbers of x that piece u meets, with it: they would cost a wait of their own after it."""
         if not has_norm:
-            v = load_x(x, k + u * hop, not checked or k + u * hop < size)
+            v = load_x(x, token * size + k + u * hop, not checked or k + u * hop < size)
             for i in range(x_words):
                 held_x[u * x_words + i] = v[i]
 
     @cuda.jit(device=True, forceinline=True)
-    def ask_step(words, held_x, w, x, starts, first_k, size, with_x):
+    def ask_step(words, held_x, w, x, token, starts, first_k, size, with_x):
         """Asks for a row's first pieces."""
         for u in range(unroll):
             fetch(words, w, starts, first_k, size, u, True)
             if with_x:
-                fetch_x(held_x, x, first_k, size, u, True)
+                fetch_x(held_x, x, token, first_k, size, u, True)
         advance(starts)
 
     @cuda.jit(device=True, forceinline=True)
@@ -188,7 +190,7 @@ def make_wide(job: Job, plan: Wide, pieces: int = 0) -> Callable[..., Any]:
     @cuda.jit(launch_bounds=(plan.threads, plan.resident(job, pieces)))
     def wide(
         x, xb, gain, shift, has_shift, gain_b, shift_b, has_shift_b, eps, eps_b, w, scale, bias, has_bias, y,
-        wb, scale_b, bias_b, has_bias_b, yb, blocks_a, ahead, ahead_width,
+        wb, scale_b, bias_b, has_bias_b, yb, blocks_a, ahead, ahead_width, routes, share,
     ):  # fmt: skip
         parts = cuda.shared.array(parts_size, types.float32)
         shared = cuda.shared.array(0, word)
@@ -211,19 +213,28 @@ def make_wide(job: Job, plan: Wide, pieces: int = 0) -> Callable[..., Any]:
             else:
                 stride = blocks_a
         num_rows, size = w.shape
+        above, token, written = np.int64(0), np.int64(0), np.int64(0)  # rows of w above this block's matrix; its rows of x and y
+        if by_pair:
+            num_rows = y.shape[1] * matrices
+            written = np.int64(cuda.blockIdx.y)
+            token = written // share
+            if not settled:
+                ptx.take_turn()
+            above = np.int64(routes[written]) * num_rows
         num_tiles = (num_rows + tile_rows - 1) // tile_rows
         if block < num_tiles:
-            find_rows(starts, block * tile_rows + group * rows, second, num_rows, size, first_k)
-            ask_step(words, held_x, w, x, starts, first_k, size, False)
+            find_rows(starts, block * tile_rows + group * rows, second, above, num_rows, size, first_k)
+            ask_step(words, held_x, w, x, token, starts, first_k, size, False)
         if holds_norm:
             held_norm = cuda.local.array(norm_size, types.float32)
             ask(held_norm, size, gain, shift, has_shift)
-        ptx.take_turn()
+        if not by_pair or settled:
+            ptx.take_turn()
         if holds_norm:
             ask_x(held_norm, x, 0)
         if block < num_tiles:
             for u in range(unroll):
-                fetch_x(held_x, x, first_k, size, u, True)
+                fetch_x(held_x, x, token, first_k, size, u, True)
         if holds_norm:
             norm_held(held_norm, size, eps, shared, 0)
         elif has_norm:
@@ -237,7 +248,7 @@ def make_wide(job: Job, plan: Wide, pieces: int = 0) -> Callable[..., Any]:
             added = ZERO
             if ends:
                 if has_bias:
-                    added = bias[mine]
+                    added = bias[above + mine]
                 if is_inner and has_bias_b:
                     added += bias_b[mine]
             for r in range(rows):
@@ -254,7 +265,7 @@ def make_wide(job: Job, plan: Wide, pieces: int = 0) -> Callable[..., Any]:
                     for u in range(unroll):  # the place that is free now takes its next piece at once
                         multiply(words, held_x, shared, k, size, u, sums, False)
                         fetch(words, w_now, starts, k + step, size, u, False)
-                        fetch_x(held_x, x_now, k + step, size, u, False)
+                        fetch_x(held_x, x_now, token, k + step, size, u, False)
                     advance(starts)
                     done += step
                 while done < size:
@@ -264,19 +275,19 @@ def make_wide(job: Job, plan: Wide, pieces: int = 0) -> Callable[..., Any]:
                         multiply(words, held_x, shared, k, size, u, sums, True)
                         if more:
                             fetch(words, w_now, starts, k + step, size, u, True)
-                            fetch_x(held_x, x_now, k + step, size, u, True)
+                            fetch_x(held_x, x_now, token, k + step, size, u, True)
                         elif is_inner and segment == 0:
                             if u == 0:
-                                find_rows(starts, first_slot, second, num_rows, wb.shape[1], first_k)
+                                find_rows(starts, first_slot, second, above, num_rows, wb.shape[1], first_k)
                             fetch(words, wb, starts, first_k, wb.shape[1], u, True)
-                            fetch_x(held_x, xb, first_k, wb.shape[1], u, True)
+                            fetch_x(held_x, xb, token, first_k, wb.shape[1], u, True)
                     advance(starts)
                     done += step
             if is_inner:
                 size = w.shape[1]
             if dealt and tile + stride < num_tiles:
-                find_rows(starts, first_slot + stride * tile_rows, second, num_rows, size, first_k)
-                ask_step(words, held_x, w, x, starts, first_k, size, True)
+                find_rows(starts, first_slot + stride * tile_rows, second, above, num_rows, size, first_k)
+                ask_step(words, held_x, w, x, token, starts, first_k, size, True)
             else:
                 fetch_ahead(ahead, ahead_width)
             total = ZERO
@@ -303,7 +314,7 @@ def make_wide(job: Job, plan: Wide, pieces: int = 0) -> Callable[..., Any]:
                 else:
                     up = groups.shfl_down(total, 1)
                     if ends and not (gated_first and (lane & 1)):
-                        write_first(y, 0, mine, total, up)
+                        write_first(y, written, mine, total, up)
             if not dealt:
                 break
             tile += stride
@@ -318,6 +329,8 @@ def variants() -> Iterator[tuple[str, Callable[..., Any], tuple[types.Type, ...]
         if job.norm:
             for pieces in (1, HELD_PIECES):
                 yield f"wide_{name}_held_{pieces}", make_wide(job, Wide(2, 1, 8, 2), pieces), signature(job)
+    for name, job in expert_jobs(("fp32", "fp16", "bf16"), ("pairs",)):
+        yield f"wide_{name}", make_wide(job, Wide(2, 2, 4, 2)), signature(job)
     yield "wide_fp16_4_rows", make_wide(Job("fp16", norm="layernorm"), Wide(4, 1, 8, 2)), signature(Job("fp16", norm="layernorm"))
 
 
@@ -331,3 +344,13 @@ def example_jobs(dtypes: tuple[str, ...]) -> Iterator[tuple[str, Job]]:
         yield f"{dtype}_plain", Job(dtype)
         yield f"{dtype}_pair", Job(dtype, norm="layernorm", activation="gelu", carries=True, pair="rows")
         yield f"{dtype}_inner", Job(dtype, carried=True, add=True, pair="inner")
+
+
+def expert_jobs(dtypes: tuple[str, ...], kinds: tuple[str, ...]) -> Iterator[tuple[str, Job]]:
+    """What a mixture of experts launches."""
+    for dtype in dtypes:
+        bits = dtype != "fp32"
+        for kind in kinds:
+            yield f"{dtype}_{kind}_up", Job(dtype, carried=bits, activation="silu", gated=True, carries=bits, experts=kind)
+            yield f"{dtype}_{kind}_plain_up", Job(dtype, carried=bits, activation="gelu", carries=bits, experts=kind)
+            yield f"{dtype}_{kind}_down", Job(dtype, carried=bits, experts=kind, settled=True)

@@ -83,11 +83,11 @@ def check_feed_forward(
     norm, reference = case.norm("rmsnorm" if gated else "layernorm", size)
     weight, bias, w, b = case.matrix(2 * width if gated else width, size)
     hidden = poisoned(device, case.regions.norm_feed_forward, device.to_device(case.x), norm, weight, bias, kind, gated)
-    want, magnitude = _feed_forward(reference(wide(case.x)), w, b, kind, gated)
+    want, magnitude = feed_forward_reference(reference(wide(case.x)), w, b, kind, gated)
     case.assert_close(hidden, want, magnitude, 2)
 
 
-def _feed_forward(x: np.ndarray, w: np.ndarray, b: np.ndarray, kind: str, gated: bool) -> tuple[np.ndarray, np.ndarray]:
+def feed_forward_reference(x: np.ndarray, w: np.ndarray, b: np.ndarray, kind: str, gated: bool) -> tuple[np.ndarray, np.ndarray]:
     y, size = x @ w.T + b, np.abs(x) @ np.abs(w).T
     if not gated:
         return activation.activate(y, kind), 1.2 * size  # no activation's slope passes 1.2
@@ -127,7 +127,7 @@ def check_norm_pair(device: Device, dtype: str, num_tokens: int, num_out: int, w
     )
     x = reference(wide(case.x))
     case.assert_close(y, x @ w.T + b, np.abs(x) @ np.abs(w).T)
-    case.assert_close(hidden, *_feed_forward(reference_b(wide(case.x)), w_up, b_up, "gelu", gated), 2)
+    case.assert_close(hidden, *feed_forward_reference(reference_b(wide(case.x)), w_up, b_up, "gelu", gated), 2)
 
 
 def check_linear_add_pair(device: Device, dtype: str, num_tokens: int, num_out: int, size: int, width: int, carried: bool) -> None:

@@ -1,4 +1,4 @@
-"""The plain mixture of experts against a loop over tokens in float64."""
+"""The mixture of experts by tables against a loop over tokens in float64."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 
 from l1_kernels.device import open_device
 from l1_kernels.weight import Weight, host_weight
-from l3_moe.reference import ReferenceMoE
+from l3_moe.table_moe import TableMoE
 from layers.config import ModelConfig, MoEConfig
 from layers.weights import LayerWeights, Linear, MoEWeights
 
@@ -57,7 +57,7 @@ def test_against_a_loop_over_tokens(tokens: int, experts: int, top_k: int, renor
     layer = LayerWeights(None, nothing, None, None, nothing, None, None, None, weights)
     residual = rng.standard_normal(x.shape).astype(np.float32)
     added = residual.copy()
-    got = ReferenceMoE(config, open_device("cpu"))(x, None, layer, None)
+    got = TableMoE(config, open_device("cpu"))(x, None, layer, None)
     assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()
-    assert ReferenceMoE(config, open_device("cpu"))(x, None, layer, added) is added
+    assert TableMoE(config, open_device("cpu"))(x, None, layer, added) is added
     np.testing.assert_allclose(added, residual + got, rtol=1e-6, atol=1e-6)
