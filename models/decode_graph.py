@@ -18,6 +18,7 @@ import numpy as np
 
 from l1_kernels.sampling.slots import Draw
 from layers.decode import RING, DecodeState, bucket
+from models.groups import Groups, OneGroup
 from models.prompt_graph import PromptGraphs
 from models.recording import capture, record_together
 from models.sampling import Sampling
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 class DecodeGraph:
     """The step of one bucket: from its slots to logits [B, V] and the slots' next tokens, chosen by `sampling`."""
 
-    def __init__(self, runner: Runner, cache: KVCache, size: int, sampling: Sampling) -> None:
-        self._runner, self._cache = runner, cache
+    def __init__(self, runner: Runner, cache: KVCache, size: int, sampling: Sampling, groups: Groups) -> None:
+        self._runner, self._cache, self._groups = runner, cache, groups
         self.state = state = DecodeState(
             runner.device, size, cache.num_rows, runner.limit(cache), 0 if sampling.repetition_penalty == 1.0 else runner.config.vocab_size
         )
@@ -49,7 +50,8 @@ class DecodeGraph:
         self._graph = capture(self._runner.device, self._runner.collective, self._step)
 
     def _step(self) -> Any:
-        logits = self._runner.decode(self.state.slots, self._cache)
+        with self._groups.equal():
+            logits = self._runner.decode(self.state.slots, self._cache)
         kernels = self._runner.device.kernels
         if self._draw is None:
             kernels.greedy(logits, self.state.slots)
@@ -77,9 +79,11 @@ class DecodeGraph:
 class Decoder:
     """The decode steps of one cache; `prompts`: the passes that prompts begin in, over the same cache."""
 
-    def __init__(self, runner: Runner, cache: KVCache, sampling: Sampling | None = None) -> None:
-        """Ask runner.graph_problem() first. sampling: how a step chooses tokens (default: the likeliest)."""
+    def __init__(self, runner: Runner, cache: KVCache, sampling: Sampling | None = None, groups: Groups | None = None) -> None:
+        """Ask runner.graph_problem() first. sampling: how a step chooses tokens (default: the likeliest). groups: those that this one shares experts
+        with; they call `begin` and `launch` together, over caches of as many rows."""
         self.runner, self.cache = runner, cache
+        self.groups = groups or OneGroup()
         self.sampling = sampling or Sampling()
         self.prompts = PromptGraphs(runner, cache)
         self._recording_s = 0.0
@@ -92,12 +96,14 @@ class Decoder:
 
     def begin(
         self, tokens: Sequence[int], rows: Sequence[int], positions: Sequence[int],
-        prompts: Sequence[int] = (), steps: Sequence[int] = (), seen: Sequence[Sequence[int]] = (),
+        prompts: Sequence[int] = (), steps: Sequence[int] = (), seen: Sequence[Sequence[int]] = (), most: int = 1,
     ) -> bool:  # fmt: skip
         """Steps of these sequences follow, the first of which reads these tokens at these places (`DecodeState.fill`). False, with a warning on
-        rank 0's standard error, where the step cannot be recorded."""
+        rank 0's standard error, where the step cannot be recorded. most: as many as any group has; a group that has none takes part with a slot."""
+        if not rows:
+            tokens, rows, positions = [0], [0], [0]
         if self.failure is None:
-            self._graph = self._recorded(tokens, rows, positions)
+            self._graph = self._recorded(tokens, rows, positions, max(most, len(rows)))
         if self.failure is not None or self._graph is None:
             return False
         self._graph.state.fill(tokens, rows, positions, prompts, steps, seen)
@@ -109,14 +115,16 @@ class Decoder:
         """Seconds that went into recording graphs."""
         return self._recording_s + self.prompts.recording_s
 
-    def _recorded(self, tokens: Sequence[int], rows: Sequence[int], positions: Sequence[int]) -> DecodeGraph | None:
-        size = bucket(len(rows), self.cache.num_rows)
+    def _recorded(self, tokens: Sequence[int], rows: Sequence[int], positions: Sequence[int], most: int) -> DecodeGraph | None:
+        size = bucket(most, self.cache.num_rows)
         if size in self._graphs:
             return self._graphs[size]
         start = time.perf_counter()
-        graph = DecodeGraph(self.runner, self.cache, size, self.sampling)
+        graph = DecodeGraph(self.runner, self.cache, size, self.sampling, self.groups)
         graph.state.fill(tokens, rows, positions)
         self.failure = record_together(self.runner.collective, graph.record)
+        if self.groups.agree([self.failure is not None])[0]:
+            self.failure = self.failure or "another data-parallel group cannot"
         if self.failure is not None:
             self.prompts.failure = self.failure  # no second try, and no second warning
             return None

@@ -27,6 +27,7 @@ import numpy as np
 from l1_kernels.errors import UserError
 from layers.batch import Batch
 from layers.config import ModelConfig
+from models.groups import Groups, OneGroup
 from models.sampling import Sampling, next_token, not_numbers
 from models.stream import TextStream
 
@@ -144,6 +145,7 @@ def check_prompts(config: ModelConfig, prompts: Sequence[Sequence[int]], max_new
 def generate(
     runner: Model, prompts: Sequence[Sequence[int]], options: GenerateOptions, tokenizer: Tokenizer | None = None,
     on_text: Callable[[int, str], None] | None = None, indices: Sequence[int] | None = None, decoder: Decoder | None = None,
+    groups: Groups | None = None,
 ) -> list[Result]:
     """Continue every prompt; results in the prompts' order.
 
@@ -153,22 +155,28 @@ def generate(
              numbers. Default: 0, 1, 2 ...
     decoder  replays graphs over its own cache (`cache_size` says how large it must be), decode steps always, passes with prompts
              from the second of a size on; None: every step from Python
+    groups   the data-parallel groups that this one shares experts with: they call `generate` together, with prompts or without
     """
+    groups = groups or OneGroup()
     check_prompts(runner.config, prompts, options.max_new_tokens)
-    if not prompts:
-        return []
     results = [Result(index, list(ids)) for index, ids in zip(indices or range(len(prompts)), prompts, strict=True)]
     num_rows, context = cache_size(prompts, options)
-    cache = runner.new_cache(num_rows, context) if decoder is None else decoder.cache
+    cache = None if not prompts else runner.new_cache(num_rows, context) if decoder is None else decoder.cache
     waiting, running, free_rows = deque(results), list[Running](), list(reversed(range(num_rows)))
     start = time.perf_counter()
 
-    while waiting or running:
+    while True:
         starting = []
         while waiting and free_rows:
             starting.append(Running(waiting.popleft(), text_stream(options, tokenizer), free_rows.pop()))
-        if not starting and decoder is not None and decoder.begin(*_last_tokens(running), *_history(running)):
-            steps = _replayed_steps(runner, decoder, running, options)
+        sequences, begins = groups.agree([len(running) + len(starting), bool(starting)])
+        if not sequences:
+            return results
+        if not begins and decoder is not None and decoder.begin(*_last_tokens(running), *_history(running), sequences):
+            steps = _replayed_steps(runner, decoder, running, options, groups)
+        elif not (running or starting):
+            groups.idle()
+            continue
         else:
             steps = _one_step(runner, cache, running, starting, options, decoder)
             running = running + starting
@@ -179,11 +187,12 @@ def generate(
                     sequence.take(token, now, on_text)
         free_rows += [sequence.row for sequence in running if sequence.result.finish_reason]
         running = [sequence for sequence in running if not sequence.result.finish_reason]
-    return results
 
 
 def cache_size(prompts: Sequence[Sequence[int]], options: GenerateOptions) -> tuple[int, int]:
-    """(rows, context) of the cache that `generate` needs: the last new token is never fed back."""
+    """(rows, context) of the cache that `generate` needs: the last new token is never fed back. (0, 0) without prompts."""
+    if not prompts:
+        return 0, 0
     return min(options.batch_size, len(prompts)), max(map(len, prompts)) + options.max_new_tokens - 1
 
 
@@ -200,31 +209,35 @@ def _one_step(
     yield _choose(runner, logits, running + starting, options, batch, cache)
 
 
-def _replayed_steps(runner: Model, decoder: Decoder, running: list[Running], options: GenerateOptions) -> Iterator[list[int]]:
-    """Steps of the same sequences until one of them has ended; the caller takes each step's tokens before the next."""
+def _replayed_steps(runner: Model, decoder: Decoder, running: list[Running], options: GenerateOptions, groups: Groups) -> Iterator[list[int]]:
+    """Steps of the same sequences until one of them, or of another group's, has ended; the caller takes each step's tokens before the next."""
     results = [sequence.result for sequence in running]
 
-    def none_ended() -> bool:
-        return not any(result.finish_reason for result in results)
+    def goes_on(ahead: int) -> bool:
+        """Another step: none has ended, and some sequence may go on so far."""
+        ended = any(result.finish_reason for result in results)
+        wanted = any(len(result.token_ids) + ahead < options.max_new_tokens for result in results)
+        any_ended, any_wanted = groups.agree([ended, wanted])
+        return not any_ended and bool(any_wanted)
 
     if options.check_nan or options.sampling != decoder.sampling:  # chosen on the host
         if not decoder.sampling.greedy:
             raise ValueError("decoder: must choose as the options say, or the likeliest token")
-        while none_ended():
+        while goes_on(0):
             decoder.launch()
-            batch = Batch.step(*_last_tokens(running))
-            tokens = _choose(runner, decoder.logits(), running, options, batch, decoder.cache)
-            yield tokens
-            decoder.force(tokens)
+            if running:
+                batch = Batch.step(*_last_tokens(running))
+                tokens = _choose(runner, decoder.logits(), running, options, batch, decoder.cache)
+                yield tokens
+                decoder.force(tokens)
         return
     ahead: deque[int] = deque()
     while True:
-        # A token is wanted of a step if some sequence may go on so far.
-        while len(ahead) < AHEAD and none_ended() and any(len(r.token_ids) + len(ahead) < options.max_new_tokens for r in results):
+        while len(ahead) < AHEAD and goes_on(len(ahead)):
             ahead.append(decoder.launch())
         if not ahead:
             return
-        tokens = decoder.read(ahead.popleft())
+        tokens = decoder.read(ahead.popleft())[: len(running)]  # without any, of the slot that stands for them
         for result, token in zip(results, tokens, strict=True):
             if token < 0 and not result.finish_reason:
                 raise not_numbers(result.index, len(result.token_ids))

@@ -16,6 +16,7 @@ import numpy as np
 from l1_kernels.errors import UserError
 from layers.batch import Batch
 from models.generate import Model, context_limit
+from models.groups import Groups, OneGroup, serve
 
 LOGITS_AT_ONCE = 1 << 26  # numbers (256 MiB): longer windows of large vocabularies go through the head in parts
 
@@ -50,17 +51,19 @@ def score(runner: Model, parts: Sequence[Window]) -> tuple[float, int]:
 
 
 def token_losses(
-    runner: Model, parts: Sequence[Window], on_window: Callable[[Window], None] | None = None, keep: dict[tuple[int, int], np.ndarray] | None = None
-) -> np.ndarray:
+    runner: Model, parts: Sequence[Window], on_window: Callable[[Window], None] | None = None, keep: dict[tuple[int, int], np.ndarray] | None = None,
+    groups: Groups | None = None,
+) -> np.ndarray:  # fmt: skip
     """The negative log-likelihood of every prediction of these windows, in their order, float64 [n].
 
     on_window  called after each window
     keep       receives each window's logits float32 [S, V], under (text, start)
+    groups     the data-parallel groups that this one shares experts with: they call this together, with windows or without
     Raises UserError where the logits are not numbers any more (a 16-bit dtype overflowed, or the checkpoint is broken).
     """
     found = [np.empty(0)]
     for window in parts:
-        logits = window_logits(runner, window.tokens)
+        logits = window_logits(runner, window.tokens, groups)
         if keep is not None:
             keep[window.text, window.start] = logits
         losses = negative_log_likelihoods(logits, window.targets)
@@ -69,6 +72,8 @@ def token_losses(
         found.append(losses)
         if on_window is not None:
             on_window(window)
+    if groups is not None:
+        serve(groups)
     return np.concatenate(found)
 
 
@@ -84,7 +89,7 @@ def change_of(losses: np.ndarray, other: np.ndarray) -> tuple[float, float]:
     return float(differences.mean()) / mean, float(differences.std(ddof=1)) / math.sqrt(len(losses)) / mean
 
 
-def window_logits(runner: Model, tokens: Sequence[int]) -> np.ndarray:
+def window_logits(runner: Model, tokens: Sequence[int], groups: Groups | None = None) -> np.ndarray:
     """Logits float32 [S, V] at every position of one sequence, on the host.
 
     A long window is read in chunks that go on in the same cache row. Dynamic rotary scaling depends on the length of the
@@ -100,6 +105,7 @@ def window_logits(runner: Model, tokens: Sequence[int]) -> np.ndarray:
     for start in range(0, len(tokens), chunk):
         ids = np.asarray(tokens[start : start + chunk], np.int32)
         positions = np.arange(start, start + len(ids), dtype=np.int32)
+        (groups or OneGroup()).agree([1])
         batch = Batch(ids, np.zeros(len(ids), np.int32), positions, positions + 1, np.arange(len(ids), dtype=np.int32))
         found = runner.forward(batch, cache)
         with runner.collective.watched():

@@ -26,9 +26,11 @@ from l2_dense_parallel.pipeline.open_pipe import open_pipe
 from l2_dense_parallel.pipeline.pipe import Pipe
 from l2_dense_parallel.pipeline.simulate import Bar
 from l2_dense_parallel.pipeline.stages import Stage, make_stages
-from l2_dense_parallel.slicing import Shard
 from l2_dense_parallel.world import World
+from l3_moe.exchange.forms import RowExchange
+from l3_moe.exchange.open_exchange import open_exchange
 from layers.config import ModelConfig
+from layers.decode import bucket
 from layers.kv_cache import KVCache
 from models.build import build_runner
 from models.chat import chat_end_ids
@@ -38,6 +40,7 @@ from models.decode_graph import Decoder
 from models.encode_graph import EncodeGraphs
 from models.find import find_model
 from models.generate import GenerateOptions, Result, generate
+from models.groups import Groups, groups_of
 from models.kv_home import bytes_of
 from models.loading import Checkpoint, open_checkpoint
 from models.pipeline import PipelinedModel, Plan, Room, generate_pipelined
@@ -70,6 +73,7 @@ class OpenModel:
     between_stages: Collective = field(default_factory=NoCollective)
     plan: Plan = field(default_factory=Plan)
     room: Room = field(default_factory=Room)  # what a pipeline's generations keep
+    exchange: RowExchange | None = None  # between ranks that own different experts
     load_s: float = 0.0
     _runner: Runner | None = field(default=None)
 
@@ -87,13 +91,18 @@ class OpenModel:
         """What gives logits to all ranks: the runner, or all stages' one after the other."""
         return self.runner if self.pipe is None else PipelinedModel(self.runner, self.pipe)
 
+    @property
+    def groups(self) -> Groups:
+        """This data-parallel group with the others."""
+        return groups_of(self.runner, self.between_groups)
+
     def generate(
         self, prompts: Sequence[Sequence[int]], options: GenerateOptions, decoder: Decoder | None = None, on_text: Callable[[int, str], None] | None = None,
         indices: Sequence[int] | None = None, bars: list[Bar] | None = None,
     ) -> list[Result]:  # fmt: skip
         """`models.generate.generate`, or its like over a pipeline, whose first stage alone has results; bars: gets when this stage worked."""
         if self.pipe is None:
-            return generate(self.runner, prompts, options, self.tokenizer, on_text=on_text, indices=indices, decoder=decoder)
+            return generate(self.runner, prompts, options, self.tokenizer, on_text=on_text, indices=indices, decoder=decoder, groups=self.groups)
         graphs = self._takes_graphs("stage's pass", self.runner.step_problem())
         return generate_pipelined(self.runner, self.pipe, prompts, options, self.plan, self.tokenizer, on_text, indices, bars, graphs, self.room)
 
@@ -117,11 +126,17 @@ class OpenModel:
     def decoder(self, cache_size: tuple[int, int], sampling: Sampling | None = None) -> Decoder | None:
         """What replays decode steps as graphs over a cache of (rows, context), or None: by --graph, else on a GPU, where the
         model allows it. Says so where it was asked for and cannot be, and under --verbose. sampling: the steps', default the likeliest."""
-        if self.pipe is not None or not self._takes_graphs("step", self.runner.graph_problem()):
+        if self.pipe is not None:
             return None
-        cache = self.runner.new_cache(*cache_size)
+        groups = self.groups
+        rows, context = groups.agree(cache_size)  # of groups that share experts, the same for all
+        with groups.equal():
+            problem = self.runner.graph_problem(bucket(rows, rows)) if rows else "there are no prompts"
+        if not self._takes_graphs("step", problem):
+            return None
+        cache = self.runner.new_cache(rows, context)
         assert isinstance(cache, KVCache)  # otherwise no graph
-        return Decoder(self.runner, cache, sampling)
+        return Decoder(self.runner, cache, sampling, groups)
 
     def encode_graphs(self, num_texts: int, context: int) -> EncodeGraphs | None:
         """The same for an encoder's passes of up to so many texts of so many tokens."""
@@ -142,8 +157,10 @@ class OpenModel:
         self._runner, self.room = None, Room()
         together = self.world.agreement() if self.mesh.size == self.world.size else nullcontext()
         with together, progress_bar(f"loading {self.name}", self.speaks) as progress:
-            shard = Shard(self.mesh.tp_rank, self.mesh.tp)
-            self._runner = build_runner(self.checkpoint, self.device, dtype or self.dtype, shard, self.collective, progress, self.int8, self.stage, self.kv, self.parity)
+            self._runner = build_runner(
+                self.checkpoint, self.device, dtype or self.dtype, self.mesh.shard, self.collective, progress, self.int8, self.stage, self.kv, self.parity,
+                self.exchange,
+            )  # fmt: skip
             held = self._runner.held_bytes()
             if self.memory is not None and held > self.memory:
                 raise UserError(f"--gpu-memory {self.memory / 2**20:.3g} MiB: the weights alone are {held / 2**20:.3g} on a rank; more ranks hold less each")
@@ -183,7 +200,8 @@ def open_model(world: World, engine: EngineOptions, quiet: bool, seen: dict[str,
         tokenizer = tokenizer_of(path)
     device_name, index, taking_part, line = choose_device(world, engine)
     config = checkpoint.config
-    shape = choose_shape(len(taking_part), config.num_heads, config.num_kv_heads, tp=engine.tp, pp=engine.pp)
+    num_experts = 0 if config.moe is None else config.moe.num_experts
+    shape = choose_shape(len(taking_part), config.num_heads, config.num_kv_heads, num_experts, engine.tp, engine.pp, engine.ep)
     mesh = build_mesh(world, shape, taking_part)
     if mesh is None:
         return None
@@ -194,6 +212,7 @@ def open_model(world: World, engine: EngineOptions, quiet: bool, seen: dict[str,
     if engine.share_gpu and device_name != "cuda":
         raise UserError(f"--share-gpu: this run takes no GPU (--device {device_name}); leave it out")
     check_all_reduce(engine, device_name, mesh.tp)
+    check_experts(engine, mesh, num_experts)
     with world.agreement():
         stages = make_stages(config, mesh.pp)
     device = open_device(device_name, index, fused=engine.fusion, overlap=engine.overlap is not False)
@@ -208,6 +227,7 @@ def open_model(world: World, engine: EngineOptions, quiet: bool, seen: dict[str,
         stage=stages[mesh.pp_rank] if mesh.pp > 1 else None, pipe=open_pipe(world, mesh, device, engine.share_gpu),
         between_stages=open_collective(world, mesh, "pp"),
         memory=None if engine.gpu_memory is None else bytes_of("--gpu-memory", engine.gpu_memory),
+        exchange=open_exchange(world, mesh, device, num_experts, engine.all_to_all or "pcc", engine.share_gpu) if num_experts else None,
         plan=Plan(engine.schedule or "hybrid", engine.prompt_micro_batches, engine.token_micro_batches),
     )  # fmt: skip
     if opened.speaks:
@@ -227,6 +247,16 @@ def check_all_reduce(engine: EngineOptions, device_name: str, tp: int) -> None:
         raise UserError(f"--all-reduce {engine.all_reduce}: is for ranks with a GPU each; leave it out")
     if tp == 1:
         raise UserError(f"--all-reduce {engine.all_reduce}: nothing is summed without --tp 2 or more; leave it out")
+
+
+def check_experts(engine: EngineOptions, mesh: Mesh, num_experts: int) -> None:
+    """UserError for flags of experts where there are none, or nothing goes between ranks; and for what only one data-parallel group can do."""
+    if engine.all_to_all is not None and not num_experts:
+        raise UserError(f"--all-to-all {engine.all_to_all}: this model has no experts; leave it out")
+    if engine.all_to_all is not None and mesh.dp == 1 and mesh.ep == 1:
+        raise UserError(f"--all-to-all {engine.all_to_all}: nothing is exchanged where no rank owns whole experts; add --ep E, or leave it out")
+    if num_experts and mesh.dp > 1 and mesh.pp > 1:
+        raise UserError(f"--pp {mesh.pp}: a pipeline of a model with experts has one data-parallel group as yet; use --tp {mesh.tp * mesh.dp}, or {mesh.tp * mesh.pp} ranks")
 
 
 def flags_of(options: object) -> dict[str, Any]:
@@ -252,7 +282,7 @@ def choose_device(world: World, engine: EngineOptions) -> tuple[str, int, list[i
 def say_where(opened: OpenModel, line: str, stream: Any) -> None:
     """The first line: which device was taken, and how the ranks are laid out."""
     mesh = opened.mesh
-    ranks = f", {mesh.size} ranks (tp {mesh.tp}, {f'pp {mesh.pp}, ' if mesh.pp > 1 else ''}dp {mesh.dp})" if mesh.size > 1 else ""
+    ranks = f", {mesh.size} ranks (tp {mesh.tp}, {f'pp {mesh.pp}, ' if mesh.pp > 1 else ''}dp {mesh.dp}{f', ep {mesh.ep}, es {mesh.es}' if mesh.ep * mesh.es > 1 else ''})" if mesh.size > 1 else ""
     print(f"{opened.name} on {opened.device.name} ({opened.device.description}), {opened.held}{ranks}", file=stream, flush=True)
     if line:
         print(line, file=stream, flush=True)

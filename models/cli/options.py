@@ -124,14 +124,12 @@ def check_schedule(options: EngineOptions) -> None:
 
 def refuse_what_is_not_built(options: EngineOptions) -> None:
     """Each line: the flag as given (None: it asks for nothing special), and what it would need."""
-    experts, streaming = "expert parallelism is", "streaming is"
+    streaming = "streaming is"
 
     def given(name: str, value: object) -> str | None:
         return None if value is None else f"{name} {value}"
 
     needs = [
-        (given("--ep", options.ep) if options.ep != 1 else None, experts),
-        (given("--all-to-all", options.all_to_all), experts),
         (given("--capacity-factor", options.capacity_factor), "a capacity limit is"),
         (given("--weights", options.weights) if options.weights != "gpu" else None, streaming),
         (given("--store", options.store), streaming),

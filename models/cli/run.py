@@ -74,7 +74,7 @@ def run(world: World, engine: EngineOptions, options: RunOptions) -> None:
     generation = settle(opened, my_ids, generation, engine.kv)
     results = opened.generate(
         my_ids, generation, on_text=(lambda _, text: show(text)) if streaming and opened.speaks else None, indices=list(mine),
-        decoder=opened.decoder(cache_size(my_ids, generation), None if generation.check_nan else generation.sampling) if my_ids else None,
+        decoder=opened.decoder(cache_size(my_ids, generation), None if generation.check_nan else generation.sampling),
     )  # fmt: skip
     parts = opened.between_groups.gather(results)
     if parts is not None and opened.speaks:

@@ -113,7 +113,7 @@ def read(opened: OpenModel, mine: list[Window], kept: dict[tuple[int, int], np.n
             done += 1
             progress(done, len(mine))
 
-        return token_losses(opened.model, mine, count, kept)
+        return token_losses(opened.model, mine, count, kept, opened.groups)
 
 
 def encode(opened: OpenModel, text: Prompt) -> list[int]:

@@ -24,12 +24,15 @@ from tests.equivalence.settings import Setting
 CASES = Path(__file__).parents[1] / "conformance"
 
 
-def check_setting(setting: Setting, device: Any, shard: Shard | None = None, collective: Any = None, judging: bool = True, pipe: Any = None) -> Verdict:
-    """Every case of the setting. `judging` is False on the ranks that only take part; pipe: of a pipeline, this rank's stage."""
+def check_setting(setting: Setting, device: Any, shard: Shard | None = None, collective: Any = None, judging: bool = True, pipe: Any = None, exchanges: Any = None) -> Verdict:
+    """Every case of the setting. `judging` is False on the ranks that only take part; pipe: of a pipeline, this rank's stage; exchanges: of ranks that
+    own different experts (exchanges.py)."""
     verdict = Verdict()
     for name in setting.case_names():
         case = shortened(load_case(CASES / name)) if setting.short else load_case(CASES / name)
         runner: Any = build(case["dir"], device, setting.dtype, setting.layers, shard or Shard(), collective or NoCollective(), setting.int8, pipe, setting.kv, setting.parity)
+        if exchanges is not None:
+            runner = exchanges.join(runner)
         if pipe is not None:
             runner = PipelinedModel(runner, pipe)
         got = observe(runner, case, setting.batch, setting.graph)

@@ -43,6 +43,8 @@ class Setting:
             pass in which the first generates its first token, in rows that are not in order
     int8    of dtype int8: "w8a16", or "w8a8": activations rounded too
     tp, pp  ranks of tensor parallelism, stages of a pipeline
+    ep, dp  owners of experts (0: every rank has a slice of each), data-parallel groups, of which the first is judged and the others have tokens
+            in every second pass; all_to_all: how rows go to the owners
     kv      where keys and values live; parity: odd ranks move odd layers' alone, even ranks even ones'
     layers  0: the whole model; n: cut to its first n layers, compared with a float64 run of the cut
     graph   steps in which no prompt starts are replays of a graph (on the host: repeated calls) whose slots move on by themselves;
@@ -58,6 +60,9 @@ class Setting:
     int8: str = "w8a16"
     tp: int = 1
     pp: int = 1
+    ep: int = 0
+    dp: int = 1
+    all_to_all: str = "pcc"
     kv: str = "gpu"
     parity: bool = False
     batch: str = "together"
@@ -78,6 +83,10 @@ class Setting:
         return asdict(self)
 
     @property
+    def ranks(self) -> int:
+        return self.tp * self.pp * self.dp
+
+    @property
     def numbers(self) -> str:
         """What BARS and the other tables of this file go by."""
         return self.int8 if self.int8 != "w8a16" else self.dtype
@@ -88,6 +97,7 @@ class Setting:
 
 # A graph holds no step that needs the host: for its tables (dynamic), or to gather experts' tokens.
 GRAPHED = tuple(name for name in (*DECODERS, *ENCODERS) if name not in ("llama_rope_dynamic", "mixtral", "olmoe", "qwen2_moe"))
+SPARSE = ("mixtral", "olmoe", "qwen2_moe")
 SIM_CASES = ("gpt2", "gptj", "llama_gqa")
 
 CPU_SETTINGS = [
@@ -111,6 +121,18 @@ CPU_SETTINGS = [
     Setting(tp=2, pp=2, cases=tuple(DECODERS)),
     Setting(tp=2, pp=2, dtype="bf16", batch="staggered", cases=tuple(DECODERS)),
     Setting(tp=2, dtype="bf16", batch="staggered"),
+    Setting(tp=2, ep=2, cases=SPARSE),
+    Setting(tp=2, ep=2, all_to_all="flat", dtype="fp16", batch="staggered", cases=SPARSE),
+    Setting(tp=4, ep=2, cases=SPARSE),
+    Setting(tp=2, pp=2, ep=2, cases=SPARSE),
+    Setting(dp=2, ep=2, batch="staggered", cases=SPARSE),
+    Setting(dp=2, ep=1, dtype="fp16", cases=SPARSE),
+    Setting(dp=2, ep=2, dtype="int8", batch="alone", cases=SPARSE),
+    Setting(tp=2, dp=2, ep=4, batch="staggered", cases=SPARSE),
+    Setting(tp=2, dp=2, ep=4, all_to_all="flat", cases=SPARSE),
+    Setting(tp=2, dp=2, ep=2, all_to_all="hierarchical", dtype="bf16", batch="staggered", cases=SPARSE),
+    Setting(tp=2, dp=2, ep=2, dtype="int8", int8="w8a8", cases=SPARSE),
+    Setting(dp=4, ep=4, all_to_all="hierarchical", cases=SPARSE),
     Setting(graph=True, cases=GRAPHED),
     Setting(graph=True, dtype="fp16", batch="staggered", cases=GRAPHED),
     Setting(graph=True, tp=2, cases=GRAPHED),

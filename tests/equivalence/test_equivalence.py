@@ -31,7 +31,7 @@ def on_one_rank(setting: Setting) -> None:
 def on_ranks(setting: Setting, tmp_path: Path) -> None:
     file = tmp_path / "setting.json"
     file.write_text(json.dumps(setting.to_json()))
-    command = ["mpirun", "-n", str(setting.tp * setting.pp), sys.executable, "-m", "tests.equivalence.worker", str(file)]
+    command = ["mpirun", "-n", str(setting.ranks), sys.executable, "-m", "tests.equivalence.worker", str(file)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
     verdict = next(line for line in done.stdout.splitlines() if line.startswith("{"))  # a launcher may print around it
@@ -44,13 +44,13 @@ def expect(setting: Setting, verdict: Verdict) -> None:
     assert len(verdict.worst) == len(setting.case_names())
 
 
-@pytest.mark.parametrize("setting", [s for s in CPU_SETTINGS if s.tp * s.pp == 1], ids=str)
+@pytest.mark.parametrize("setting", [s for s in CPU_SETTINGS if s.ranks == 1], ids=str)
 def test_cpu(setting: Setting) -> None:
     on_one_rank(setting)
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("setting", [s for s in CPU_SETTINGS if s.tp * s.pp > 1], ids=str)
+@pytest.mark.parametrize("setting", [s for s in CPU_SETTINGS if s.ranks > 1], ids=str)
 def test_cpu_ranks(setting: Setting, tmp_path: Path) -> None:
     on_ranks(setting, tmp_path)
 

@@ -21,17 +21,20 @@ def main(world: World) -> int:
     from l2_dense_parallel.mesh import MeshShape, build_mesh
     from l2_dense_parallel.open_collective import open_collective
     from l2_dense_parallel.pipeline.open_pipe import open_pipe
-    from l2_dense_parallel.slicing import Shard
+    from tests.equivalence.exchanges import Exchanges
     from tests.equivalence.run import check_setting
     from tests.equivalence.settings import Setting
 
     setting = Setting(**(fields | {"cases": tuple(fields["cases"])}))
     world.start()
-    mesh = build_mesh(world, MeshShape(setting.tp, setting.pp, 1))
+    experts = (setting.ep, setting.tp * setting.dp // setting.ep) if setting.ep else (1, 1)
+    mesh = build_mesh(world, MeshShape(setting.tp, setting.pp, setting.dp, *experts))
     assert mesh is not None
     device = open_device(setting.device, world.launch.local_rank if setting.device == "cuda" else 0, setting.fused, setting.gemm, setting.overlap)
     collective = open_collective(world, mesh, "tp", setting.device, kernels=device.kernels, all_reduce=setting.all_reduce)
-    verdict = check_setting(setting, device, Shard(mesh.tp_rank, mesh.tp), collective, judging=mesh.rank == 0, pipe=open_pipe(world, mesh, device))
+    verdict = check_setting(
+        setting, device, mesh.shard, collective, judging=mesh.rank == 0, pipe=open_pipe(world, mesh, device), exchanges=Exchanges(world, mesh, device, setting.all_to_all)
+    )  # fmt: skip
     if mesh.rank == 0:
         print(json.dumps(verdict.to_json()))
     return 0
