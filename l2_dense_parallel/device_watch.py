@@ -9,10 +9,13 @@ nothing; a pass that may take longer than a wait that leads nowhere is marked la
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import numpy as np
 
 from l1_kernels.weight import Array
 from l2_dense_parallel.board import DEVICE
+from l2_dense_parallel.collectives import NoCollective
 from l2_dense_parallel.watchdog import GROUPS, OPERATIONS, Watchdog
 
 _DEVICE = OPERATIONS.index("the device")
@@ -45,3 +48,17 @@ class DeviceWatch:
     def progress(self) -> float:
         """It only grows: what is marked is done before the wait for it is over. Read by the watchdog's thread, which must not touch the device."""
         return max(float(self._left), float(self._said[0]))
+
+
+class WatchedAlone(NoCollective):
+    """A group of one whose device waits for ranks outside it, with which it exchanges in other ways."""
+
+    def __init__(self, watch: DeviceWatch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def watched(self) -> AbstractContextManager[None]:
+        return self._watch
+
+    def mark(self, part: float) -> None:
+        self._watch.mark(part)

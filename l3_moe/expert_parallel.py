@@ -20,6 +20,7 @@ import numpy as np
 from l1_kernels.device import Device
 from l1_kernels.regions import NormArgs, apply_norm_args
 from l1_kernels.weight import Array
+from l3_moe.capacity import CappedMoE
 from l3_moe.exchange.forms import RowExchange
 from l3_moe.exchange.pcc import PCC
 from l3_moe.exchange.slots import SlotExchange
@@ -42,7 +43,7 @@ class ExpertParallelMoE:
         self.config, self.device, self.exchange = config, device, exchange
         self.placement = exchange.placement
         self.watched = watched
-        self.table = TableMoE(config, device, watched, capacity_factor)
+        self.table = TableMoE(config, device, watched) if capacity_factor is None else CappedMoE(config, device, capacity_factor, watched)
         self.loop = LoopExperts(config, device, watched)
         self.slots = SlotExchange(exchange.hops["across"].peers, device) if isinstance(exchange, PCC) else None
         self._equal = False
@@ -83,7 +84,9 @@ class ExpertParallelMoE:
             return "--all-to-all flat and hierarchical count rows on the host"
         if self.slots.peers.size > 1 and not self._equal:
             return "data-parallel groups have different numbers of tokens"
-        return self.table.graph_problem(num_tokens * self.slots.peers.size, weights)
+        assert weights.moe is not None and self.config.moe is not None
+        pairs = num_tokens * self.slots.peers.size * self.config.moe.top_k  # as many, though most are for other ranks
+        return None if self.table.experts.on_device(pairs, weights.moe) else "the experts' rows are counted on the host"
 
     def _by_slots(self, slots: SlotExchange, rows: Array, tables: RoutingTables, moe: MoEWeights, residual: Array | None) -> Array:
         """rows [T, D], the same T on all ranks of the exchange."""

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from l2_dense_parallel.collectives import Collective
+from l3_moe.capacity import CappedMoE
 from l3_moe.expert_parallel import ExpertParallelMoE
+from layers.protocols import FeedForward
 
 if TYPE_CHECKING:
     from models.runner import Runner
@@ -80,12 +82,21 @@ def serve(groups: Groups) -> None:
         groups.idle()
 
 
-def share_experts(runner: Runner, moe: ExpertParallelMoE) -> None:
-    """The runner's sparse layers go through the exchange."""
+def sparse_through(runner: Runner, moe: FeedForward) -> None:
+    """The runner's sparse layers go through `moe`."""
     config, layers = runner.config, runner.stage.layers
     for layer, block in zip(layers, runner.blocks, strict=True):
         if config.is_moe(layer):
             block.ffn = moe
+
+
+def visits(runner: Runner) -> tuple[int, int] | None:
+    """(visits of experts that a capacity limit dropped, visits that were asked for) on this rank, or None without one."""
+    for block in runner.blocks:
+        table = block.ffn.table if isinstance(block.ffn, ExpertParallelMoE) else block.ffn
+        if isinstance(table, CappedMoE):
+            return table.counts()
+    return None
 
 
 def groups_of(runner: Runner, between: Collective) -> Groups:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from l1_kernels.device import Device
+from l2_dense_parallel.collectives import Collective
+from l2_dense_parallel.device_watch import DeviceWatch, WatchedAlone
 from l2_dense_parallel.mesh import Mesh
 from l2_dense_parallel.world import World
 from l3_moe.exchange.flat import FlatExchange
@@ -35,6 +39,14 @@ def open_exchange(world: World, mesh: Mesh, device: Device, num_experts: int, fo
         node = peers("node", range(first, first + size))
         return HierarchicalExchange(placement, device, node, peers("across", range(local, placement.ranks, size)))
     return PCC(placement, device, peers("across", placement.across()))
+
+
+def watch_exchange(world: World, mesh: Mesh, device: Device, collective: Collective) -> Collective:
+    """The collective of a rank that shares experts with others. One of a group of one waits for nobody by itself, but its GPU may wait for the exchange's
+    other ranks: then its waits are watched."""
+    if device.name != "cuda" or collective.size > 1 or world.watchdog is None or mesh.dp == 1:
+        return collective
+    return WatchedAlone(DeviceWatch(world.watchdog, "stage", mesh.stage_members, *device.mapped(1, np.float64)))
 
 
 def _open_peers(world: World, mesh: Mesh, device: Device, group: str, positions: Sequence[int], share_gpu: bool) -> Peers:

@@ -77,6 +77,7 @@ def bench(world: World, engine: EngineOptions, options: BenchOptions) -> None:
     bars: list[Bar] = []
     results, launches = once(options.new_tokens, bars)
     opened.collective.barrier()
+    opened.say_drops()
     stages = opened.between_stages.gather(bars)
     gigabytes_s = read_bandwidth(opened.device) / 1e9
     if opened.speaks:

@@ -28,7 +28,7 @@ from l2_dense_parallel.pipeline.simulate import Bar
 from l2_dense_parallel.pipeline.stages import Stage, make_stages
 from l2_dense_parallel.world import World
 from l3_moe.exchange.forms import RowExchange
-from l3_moe.exchange.open_exchange import open_exchange
+from l3_moe.exchange.open_exchange import open_exchange, watch_exchange
 from layers.config import ModelConfig
 from layers.decode import bucket
 from layers.kv_cache import KVCache
@@ -40,7 +40,7 @@ from models.decode_graph import Decoder
 from models.encode_graph import EncodeGraphs
 from models.find import find_model
 from models.generate import GenerateOptions, Result, generate
-from models.groups import Groups, groups_of
+from models.groups import Groups, groups_of, visits
 from models.kv_home import bytes_of
 from models.loading import Checkpoint, open_checkpoint
 from models.pipeline import PipelinedModel, Plan, Room, generate_pipelined
@@ -74,6 +74,7 @@ class OpenModel:
     plan: Plan = field(default_factory=Plan)
     room: Room = field(default_factory=Room)  # what a pipeline's generations keep
     exchange: RowExchange | None = None  # between ranks that own different experts
+    capacity_factor: float | None = None  # --capacity-factor
     load_s: float = 0.0
     _runner: Runner | None = field(default=None)
 
@@ -138,6 +139,14 @@ class OpenModel:
         assert isinstance(cache, KVCache)  # otherwise no graph
         return Decoder(self.runner, cache, sampling, groups)
 
+    def say_drops(self) -> None:
+        """Of a capacity limit, on standard error. All ranks call it."""
+        mine = visits(self.runner)
+        parts = None if mine is None else self.between_groups.gather(mine)
+        if parts is not None and self.speaks:
+            dropped, asked = (sum(column) for column in zip(*parts, strict=True))
+            print(f"--capacity-factor {self.capacity_factor:g}: {dropped} of {asked} visits of experts were dropped", file=sys.stderr, flush=True)
+
     def encode_graphs(self, num_texts: int, context: int) -> EncodeGraphs | None:
         """The same for an encoder's passes of up to so many texts of so many tokens."""
         return EncodeGraphs(self.runner, num_texts, context) if self._takes_graphs("pass", self.runner.graph_problem()) else None
@@ -159,7 +168,7 @@ class OpenModel:
         with together, progress_bar(f"loading {self.name}", self.speaks) as progress:
             self._runner = build_runner(
                 self.checkpoint, self.device, dtype or self.dtype, self.mesh.shard, self.collective, progress, self.int8, self.stage, self.kv, self.parity,
-                self.exchange,
+                self.exchange, self.capacity_factor,
             )  # fmt: skip
             held = self._runner.held_bytes()
             if self.memory is not None and held > self.memory:
@@ -228,8 +237,11 @@ def open_model(world: World, engine: EngineOptions, quiet: bool, seen: dict[str,
         between_stages=open_collective(world, mesh, "pp"),
         memory=None if engine.gpu_memory is None else bytes_of("--gpu-memory", engine.gpu_memory),
         exchange=open_exchange(world, mesh, device, num_experts, engine.all_to_all or "pcc", engine.share_gpu) if num_experts else None,
+        capacity_factor=engine.capacity_factor,
         plan=Plan(engine.schedule or "hybrid", engine.prompt_micro_batches, engine.token_micro_batches),
     )  # fmt: skip
+    if opened.exchange is not None:
+        opened.collective = watch_exchange(world, mesh, device, opened.collective)
     if opened.speaks:
         say_where(opened, line, sys.stderr if quiet else sys.stdout)
         if opened.verbose and mesh.size > 1:
@@ -253,6 +265,8 @@ def check_experts(engine: EngineOptions, mesh: Mesh, num_experts: int) -> None:
     """UserError for flags of experts where there are none, or nothing goes between ranks; and for what only one data-parallel group can do."""
     if engine.all_to_all is not None and not num_experts:
         raise UserError(f"--all-to-all {engine.all_to_all}: this model has no experts; leave it out")
+    if engine.capacity_factor is not None and not num_experts:
+        raise UserError(f"--capacity-factor {engine.capacity_factor:g}: this model has no experts; leave it out")
     if engine.all_to_all is not None and mesh.dp == 1 and mesh.ep == 1:
         raise UserError(f"--all-to-all {engine.all_to_all}: nothing is exchanged where no rank owns whole experts; add --ep E, or leave it out")
     if num_experts and mesh.dp > 1 and mesh.pp > 1:

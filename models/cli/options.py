@@ -95,6 +95,8 @@ class EngineOptions:
         one_of("--all-to-all", self.all_to_all, ("pcc", "flat", "hierarchical"))
         for name in ("tp", "pp", "ep", "prompt_micro_batches", "token_micro_batches", "prefetch"):
             at_least_one("--" + name.replace("_", "-"), getattr(self, name))
+        if self.capacity_factor is not None and not self.capacity_factor > 0:
+            raise UserError(f"--capacity-factor must be above 0, got {self.capacity_factor:g}")
         if self.gpu_memory is not None:
             bytes_of("--gpu-memory", self.gpu_memory)
         refuse_what_is_not_built(self)
@@ -130,7 +132,6 @@ def refuse_what_is_not_built(options: EngineOptions) -> None:
         return None if value is None else f"{name} {value}"
 
     needs = [
-        (given("--capacity-factor", options.capacity_factor), "a capacity limit is"),
         (given("--weights", options.weights) if options.weights != "gpu" else None, streaming),
         (given("--store", options.store), streaming),
         (given("--prefetch", options.prefetch), streaming),

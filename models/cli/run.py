@@ -76,6 +76,7 @@ def run(world: World, engine: EngineOptions, options: RunOptions) -> None:
         my_ids, generation, on_text=(lambda _, text: show(text)) if streaming and opened.speaks else None, indices=list(mine),
         decoder=opened.decoder(cache_size(my_ids, generation), None if generation.check_nan else generation.sampling),
     )  # fmt: skip
+    opened.say_drops()
     parts = opened.between_groups.gather(results)
     if parts is not None and opened.speaks:
         results = sorted((result for part in parts for result in part), key=lambda result: result.index)

@@ -80,6 +80,7 @@ def score(world: World, engine: EngineOptions, options: ScoreOptions) -> None:
         mine = [cut[i] for i in opened.mesh.my_share(len(cut))]
         kept: dict[tuple[int, int], np.ndarray] | None = {} if options.dump_logits is not None else None
         losses, others = read(opened, mine, kept), None
+        opened.say_drops()
         if options.compare is not None:
             opened.load(options.compare)
             others = read(opened, mine, None)

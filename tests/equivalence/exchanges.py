@@ -7,18 +7,20 @@ from typing import Any
 import numpy as np
 
 from l2_dense_parallel.mesh import Mesh
+from l2_dense_parallel.open_collective import open_collective
 from l2_dense_parallel.world import World
-from l3_moe.exchange.open_exchange import open_exchange
+from l3_moe.exchange.open_exchange import open_exchange, watch_exchange
 from l3_moe.expert_parallel import ExpertParallelMoE
-from models.groups import groups_of, share_experts
+from models.groups import groups_of, sparse_through
 from models.runner import Runner
 
 
 class Exchanges:
     """One for each number of experts, made when a case first needs it, by all ranks together."""
 
-    def __init__(self, world: World, mesh: Mesh, device: Any, form: str) -> None:
-        self.world, self.mesh, self.device, self.form = world, mesh, device, form
+    def __init__(self, world: World, mesh: Mesh, device: Any, form: str, graph: bool) -> None:
+        self.world, self.mesh, self.device, self.form, self.graph = world, mesh, device, form, graph
+        self._between = open_collective(world, mesh, "dp")
         self._made: dict[int, Any] = {}
 
     def join(self, runner: Runner) -> Any:
@@ -30,8 +32,15 @@ class Exchanges:
         exchange = self._made[moe.num_experts]
         if exchange is None:
             return runner
-        share_experts(runner, ExpertParallelMoE(runner.config, self.device, exchange, runner.collective.watched))
-        return runner if self.mesh.dp_rank == 0 else EverySecond(runner)
+        sparse_through(runner, ExpertParallelMoE(runner.config, self.device, exchange, runner.collective.watched))
+        return runner if self.mesh.dp_rank == 0 or self.graph else EverySecond(runner)
+
+    def watch(self, collective: Any) -> Any:
+        return watch_exchange(self.world, self.mesh, self.device, collective)
+
+    def groups(self, runner: Any) -> Any:
+        """How the groups' steps go together where they are replays: all take the same tokens then."""
+        return groups_of(runner, self._between)
 
 
 class EverySecond:

@@ -15,19 +15,20 @@ from layers.batch import Batch
 from layers.kv_cache import KVCache
 from models.decode_graph import Decoder
 from models.encode_graph import EncodeGraphs
+from models.groups import OneGroup
 
 Observation = dict[str, np.ndarray]
 
 
-def observe(runner: Any, case: dict[str, Any], batch: str, graph: bool = False) -> Observation:
-    """runner: models.runner.Runner (or the oracle). case: tests/conformance/check.py's dict."""
+def observe(runner: Any, case: dict[str, Any], batch: str, graph: bool = False, groups: Any = None) -> Observation:
+    """runner: models.runner.Runner (or the oracle). case: tests/conformance/check.py's dict. groups: models.groups.Groups, of a graph's steps."""
     if not runner.config.causal:
         return _encoder(runner, case, batch, graph)
     pads = [row[mask == 1] for row, mask in zip(case["pad_input_ids"], case["pad_attention_mask"], strict=True)]
     return {
         "logits": np.stack(_passes(runner, list(case["input_ids"]), batch)),
-        "greedy_logits": _decode(runner, [case["input_ids"][0]], [case["greedy_tokens"]], batch, graph)[0],
-        "pad_logits": np.stack(_decode(runner, pads, list(case["pad_tokens"]), batch, graph)),
+        "greedy_logits": _decode(runner, [case["input_ids"][0]], [case["greedy_tokens"]], batch, graph, groups)[0],
+        "pad_logits": np.stack(_decode(runner, pads, list(case["pad_tokens"]), batch, graph, groups)),
         "ppl_nll": _nll(_passes(runner, [case["ppl_input_ids"]], batch)[0], case["ppl_input_ids"]),
     }
 
@@ -70,15 +71,15 @@ def _passes(runner: Any, sequences: list[np.ndarray], batch: str) -> list[np.nda
     return np.split(logits, np.cumsum([len(s) for s in sequences])[:-1])
 
 
-def _decode(runner: Any, prompts: list[np.ndarray], forced: list[np.ndarray], batch: str, graph: bool) -> list[np.ndarray]:
+def _decode(runner: Any, prompts: list[np.ndarray], forced: list[np.ndarray], batch: str, graph: bool, groups: Any = None) -> list[np.ndarray]:
     """Logits [steps, V] that each of the forced tokens is chosen from, for every prompt."""
     if batch == "alone":
-        return [_decode(runner, [p], [f], "together", graph)[0] for p, f in zip(prompts, forced, strict=True)]
+        return [_decode(runner, [p], [f], "together", graph, groups)[0] for p, f in zip(prompts, forced, strict=True)]
     delays = [i if batch == "staggered" else 0 for i in range(len(prompts))]  # prompt i joins in pass delays[i]
     rows = [len(prompts) - 1 - i if batch == "staggered" else i for i in range(len(prompts))]
     cache = _poisoned_cache(runner, len(prompts), max(len(p) + len(f) for p, f in zip(prompts, forced, strict=True)))
     found: list[list[np.ndarray]] = [[] for _ in prompts]
-    replays = Replays(runner, cache) if graph else None
+    replays = Replays(runner, cache, groups or OneGroup()) if graph else None
     while any(len(done) < len(f) for done, f in zip(found, forced, strict=True)):
         parts, owners = [], []
         for i, prompt in enumerate(prompts):
@@ -103,9 +104,10 @@ def _decode(runner: Any, prompts: list[np.ndarray], forced: list[np.ndarray], ba
 class Replays:
     """Steps of a graph, told where its sequences stand only when they are others than before: it must know itself."""
 
-    def __init__(self, runner: Any, cache: KVCache) -> None:
-        assert runner.graph_problem() is None
-        self._decoder = Decoder(runner, cache)
+    def __init__(self, runner: Any, cache: KVCache, groups: Any) -> None:
+        with groups.equal():
+            assert runner.graph_problem() is None
+        self._decoder = Decoder(runner, cache, groups=groups)
         self._next: tuple[list[int], list[int]] | None = None  # rows and positions
 
     def logits(self, batch: Batch) -> np.ndarray:

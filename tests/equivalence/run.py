@@ -35,7 +35,8 @@ def check_setting(setting: Setting, device: Any, shard: Shard | None = None, col
             runner = exchanges.join(runner)
         if pipe is not None:
             runner = PipelinedModel(runner, pipe)
-        got = observe(runner, case, setting.batch, setting.graph)
+        groups = exchanges.groups(runner) if exchanges is not None and setting.graph else None
+        got = observe(runner, case, setting.batch, setting.graph, groups)
         if judging:
             judge(verdict, setting, case, got, reference(setting, case))
     verdict.close()

@@ -178,4 +178,10 @@ TWO_GPU_SETTINGS = [
     Setting(device="cuda", pp=2, dtype="fp16", batch="staggered", cases=tuple(DECODERS)),
     Setting(device="cuda", pp=2, kv="cpu", dtype="fp16", batch="staggered", cases=tuple(DECODERS)),
     Setting(device="cuda", tp=2, kv="cpu", parity=True, dtype="fp16", batch="staggered", cases=tuple(DECODERS)),
+    Setting(device="cuda", tp=2, ep=2, cases=SPARSE),
+    Setting(device="cuda", tp=2, ep=2, graph=True, dtype="fp16", batch="staggered", cases=SPARSE),
+    Setting(device="cuda", tp=2, ep=2, all_to_all="flat", dtype="fp16", batch="staggered", cases=SPARSE),
+    Setting(device="cuda", dp=2, ep=2, batch="staggered", cases=SPARSE),
+    Setting(device="cuda", dp=2, ep=2, graph=True, dtype="fp16", cases=SPARSE),
+    Setting(device="cuda", dp=2, ep=1, dtype="fp16", cases=SPARSE),
 ]

@@ -32,8 +32,10 @@ def main(world: World) -> int:
     assert mesh is not None
     device = open_device(setting.device, world.launch.local_rank if setting.device == "cuda" else 0, setting.fused, setting.gemm, setting.overlap)
     collective = open_collective(world, mesh, "tp", setting.device, kernels=device.kernels, all_reduce=setting.all_reduce)
+    exchanges = Exchanges(world, mesh, device, setting.all_to_all, setting.graph)
+    collective = exchanges.watch(collective)
     verdict = check_setting(
-        setting, device, mesh.shard, collective, judging=mesh.rank == 0, pipe=open_pipe(world, mesh, device), exchanges=Exchanges(world, mesh, device, setting.all_to_all)
+        setting, device, mesh.shard, collective, judging=mesh.rank == 0, pipe=open_pipe(world, mesh, device), exchanges=exchanges
     )  # fmt: skip
     if mesh.rank == 0:
         print(json.dumps(verdict.to_json()))

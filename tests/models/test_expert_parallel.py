@@ -62,6 +62,20 @@ def test_score_over_groups_with_different_numbers_of_windows(tmp_path) -> None:
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("flags", ["--tp 2 --ep 2", "--tp 1 --ep 2", "--ep 1"])
+def test_a_capacity_limit_drops_and_says_so(flags: str) -> None:
+    """A wide one drops nothing and gives the golden text; a narrow one drops some, and on ranks with the same tokens the same as alone."""
+    ask = ("run", "--model", "shakespeare_moe", *PROMPTS, "--max-new-tokens", "8", "--json", "--capacity-factor")
+    wide, narrow = strata(2, *ask, "8", *flags.split()), strata(2, *ask, "0.5", *flags.split())
+    assert [result["token_ids"] for result in json.loads(wide.out)["results"]] == [prompt["greedy_ids"][:8] for prompt in FACTS["prompts"]]
+    assert "--capacity-factor 8: 0 of " in wide.err and "--capacity-factor 0.5: 0 of" not in narrow.err and "dropped" in narrow.err
+    if "--tp 1" not in flags:
+        alone = strata(1, *ask, "0.5")
+        assert json.loads(narrow.out)["results"] == json.loads(alone.out)["results"]
+        assert [line for line in narrow.err.splitlines() if "dropped" in line] == [line for line in alone.err.splitlines() if "dropped" in line]
+
+
+@pytest.mark.mpi
 @pytest.mark.parametrize(
     ("ranks", "flags", "words"),
     [
@@ -69,6 +83,9 @@ def test_score_over_groups_with_different_numbers_of_windows(tmp_path) -> None:
         (3, "--model shakespeare_moe --ep 2", ["--ep 2", "3 ranks", "8 experts", "--ep may be 1"]),
         (2, "--model shakespeare --ep 2", ["--ep 2", "no experts"]),
         (2, "--model shakespeare --all-to-all flat", ["--all-to-all flat", "no experts"]),
+        (1, "--model shakespeare_moe --capacity-factor 0", ["--capacity-factor must be above 0, got 0"]),
+        (1, "--model shakespeare_moe --capacity-factor nan", ["--capacity-factor must be above 0"]),
+        (1, "--model shakespeare --capacity-factor 1.5", ["--capacity-factor 1.5", "no experts"]),
         (2, "--model shakespeare_moe --ep 1 --all-to-all flat", ["--all-to-all flat", "--ep"]),
         (4, "--model shakespeare_moe --pp 2 --tp 1", ["--pp 2", "one data-parallel group", "--tp 2"]),
     ],
