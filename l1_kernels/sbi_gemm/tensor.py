@@ -5,8 +5,8 @@ block (16 * TILES * GROUPS rows of w), from L2: bound by the weights' bytes. An 
 instruction, so at T = 1 it idles for 7/8, and still issues fewer instructions than 16-byte loads and FMAs do.
 
     mma m16n8k16    A = w (16 rows), B = x (8 tokens, COLUMNS of them), C in registers
-    warp            (group, split): TILES m16 tiles of w; of their K every SPLITS-th piece of PIECE numbers, 64 or 128
-    lane (g, t)     of rows g and g + 8, in 64 numbers: the 16 bytes that start at k = 8 t, then those at 8 t + 32 (int8: 16 t, 16 numbers)
+    warp            (group, split): TILES m16 tiles of w; of their K every SPLITS-th piece of 64 numbers
+    lane (g, t)     of rows g and g + 8: the 16 bytes that start at k = 8 t, then those at 8 t + 32 (int8: 16 t, 16 numbers)
 
 A and B may number K as they like, if they agree: a lane's 16 bytes are used as they come, words 2i and 2i + 1 as the two
 halves of mma i, and x is read at the same k. Nothing is shuffled, no `ldmatrix`, no staging of w in shared memory.
@@ -34,14 +34,14 @@ from l1_kernels.sbi_gemm.wide import example_jobs, expert_jobs
 from l1_kernels.sbi_gemm.words import ZERO_WORDS, make_load_x_pairs
 
 ZERO, ONE = np.float32(0), np.float32(1)
+PIECE = 64  # numbers of K that a warp takes at a time
 lane_index, warp_index = groups.lane, groups.warp
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """tiles (of 16 rows, a warp), splits, groups, unroll: as in Wide; columns: tokens / 8, 1 or 2;
-    blocks: on one multiprocessor, over which the tiles are dealt (0: a block a tile);
-    piece: numbers of K that a warp takes at a time, 64 or 128 (of int8, 128 make whole cache lines)."""
+    blocks: on one multiprocessor, over which the tiles are dealt (0: a block a tile)."""
 
     tiles: int = 1
     splits: int = 8
@@ -49,7 +49,6 @@ class Tensor:
     unroll: int = 2
     columns: int = 1
     blocks: int = 0
-    piece: int = 64
 
     @property
     def threads(self) -> int:
@@ -64,7 +63,7 @@ class Tensor:
     def resident(self) -> int:
         """Blocks of a multiprocessor that registers must leave room for: 16 warps of 128 registers a lane, or 12 of 168 where
         the next tile's words, or 16 tokens' x, are held as well."""
-        warps = 12 if self.blocks or self.columns * self.tiles * self.unroll * (self.piece // 64) > 2 else 16
+        warps = 12 if self.blocks or self.columns * self.tiles * self.unroll > 2 else 16
         return max(1, warps * 32 // self.threads)
 
     def shared_bytes(self, job: Job, num_tokens: int, size: int) -> int:
@@ -100,10 +99,10 @@ def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -
     tiles, splits, num_groups, unroll, columns, tile_rows = plan.tiles, plan.splits, plan.groups, plan.unroll, plan.columns, plan.tile
     int8 = job.dtype == "int8"
     per = PER_LOAD[job.dtype]
-    loads = plan.piece // (4 * per)  # of a row in 64 numbers: two of 16 bits, one of int8
-    x_loads = plan.piece // 32  # lane (g, t)'s numbers of x: 8 each, two of them `near` each other in 64, from x_per * t on
-    near, x_per = (8, 16) if int8 else (32, 8)
-    hop, piece = plan.piece * splits, plan.piece
+    loads = PIECE // (4 * per)  # of a row in a piece: two of 16 bits, one of int8
+    x_loads = 2  # lane (g, t)'s numbers of x in a piece: 8 each, `x_hop` apart, from x_per * t on
+    x_hop, x_per = (8, 16) if int8 else (32, 8)
+    hop = PIECE * splits
     step = hop * unroll
     held = unroll * tiles * 2 * loads * 4
     holds_x = job.carried and job.norm is None
@@ -173,7 +172,7 @@ def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -
             left = size - (lane_index() & 3) * x_per
             for c in range(columns):
                 for j in range(x_loads):
-                    further = u * hop + (j >> 1) * 64 + (j & 1) * near
+                    further = u * hop + j * x_hop
                     v = load_x(x, x_starts[c] + further, not checked or k + further < left)
                     at = ((u * columns + c) * x_loads + j) * 4
                     held_x[at], held_x[at + 1], held_x[at + 2], held_x[at + 3] = v[0], v[1], v[2], v[3]
@@ -192,7 +191,7 @@ def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -
         c = (sums[at], sums[at + 1], sums[at + 2], sums[at + 3])
         if int8:
             a0, a2 = ptx.s8x4_to_f16x4(words[i])
-            a1, a3 = ptx.s8x4_to_f16x4(words[i + 4 * loads])
+            a1, a3 = ptx.s8x4_to_f16x4(words[i + 4])
         else:
             a0, a1, a2, a3 = words[i], words[i + 4 * loads], words[i + 1], words[i + 4 * loads + 1]
         c = mma((a0, a1, a2, a3), (b0, b1), c)
@@ -205,7 +204,7 @@ def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -
         for c in range(columns):
             token = first_token + min(c * 8 + (lane >> 2), num_tokens - 1)
             for j in range(x_loads):
-                k_x = k + u * hop + (j >> 1) * 64 + (j & 1) * near + (lane & 3) * x_per
+                k_x = k + u * hop + j * x_hop + (lane & 3) * x_per
                 inside = not checked or k_x < size
                 if has_norm:
                     b = load_shared(shared, token * pitch + (k_x >> 1), inside)
@@ -250,7 +249,7 @@ def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -
         lane, warp = lane_index(), warp_index()
         group = warp // splits
         split = warp - group * splits
-        first_k = split * piece
+        first_k = split * PIECE
         second = False
         block, stride = cuda.blockIdx.x, cuda.gridDim.x
         if is_pair:
@@ -435,5 +434,4 @@ def variants() -> Iterator[tuple[str, Callable[..., Any], tuple[types.Type, ...]
     for name, job in expert_jobs(("fp16", "bf16", "int8"), ("pairs", "rows")):
         yield f"tensor_{name}", make_tensor(job, Tensor(columns=2 if job.experts == "rows" else 1)), signature(job)
     job = Job("fp16", norm="layernorm")
-    yield "tensor_int8_128", make_tensor(Job("int8", carried=True, add=True), Tensor(unroll=1, piece=128)), signature(Job("int8", carried=True, add=True))
     yield "tensor_fp16_2_tiles", make_tensor(job, Tensor(tiles=2, splits=4, groups=2, columns=2)), signature(job)

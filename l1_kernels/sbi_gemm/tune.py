@@ -51,10 +51,10 @@ def candidates(dtype: str, tokens: int, norm: bool) -> list[Any]:
     plans: list[Any] = []
     if tokens == 1 and dtype != "int8":
         plans += [Wide(*numbers) for numbers in (WIDE_NORM if norm else WIDE)]
-    for t, s, g, u, blocks, piece in TENSOR_INT8 if dtype == "int8" else TENSOR:
+    for t, s, g, u, blocks in TENSOR_INT8 if dtype == "int8" else TENSOR:
         few = tokens == 1 and dtype != "int8" and s < 8  # where Wide is the better one
         if not few and (not norm or blocks or u * s == 8):
-            plans.append(Tensor(t, s, g, u, columns, blocks, piece))
+            plans.append(Tensor(t, s, g, u, columns, blocks))
     return plans
 
 
@@ -64,17 +64,9 @@ WIDE = (
     (1, 4, 2, 4, 0), (4, 2, 4, 2, 0), (1, 8, 1, 4, 0),
 )  # fmt: skip
 WIDE_NORM = ((2, 1, 8, 2, 0), (4, 1, 8, 1, 0), (1, 1, 8, 4, 3), (2, 1, 8, 2, 3), (4, 1, 8, 1, 3))
-# tiles, splits, groups, unroll, blocks, piece
-TENSOR = (
-    (1, 4, 1, 2, 0, 64), (1, 8, 1, 1, 0, 64), (1, 8, 1, 2, 0, 64), (1, 16, 1, 1, 0, 64), (2, 8, 1, 1, 0, 64), (1, 4, 1, 1, 3, 64), (1, 8, 1, 1, 2, 64),
-    (1, 4, 2, 2, 0, 64), (2, 4, 1, 1, 0, 64),
-)  # fmt: skip
-TENSOR_INT8 = (
-    (1, 4, 1, 4, 0, 64), (1, 4, 1, 2, 0, 64), (1, 8, 1, 2, 0, 64), (1, 16, 1, 1, 0, 64), (1, 8, 1, 1, 2, 64), (1, 8, 1, 4, 0, 64), (1, 4, 2, 2, 0, 64),
-    (2, 4, 1, 2, 0, 64), (2, 8, 1, 2, 0, 64), (1, 16, 1, 2, 0, 64), (2, 4, 1, 4, 0, 64), (2, 16, 1, 1, 0, 64),
-    (1, 4, 1, 1, 0, 128), (1, 4, 1, 2, 0, 128), (1, 8, 1, 1, 0, 128), (1, 8, 1, 2, 0, 128), (2, 4, 1, 1, 0, 128), (2, 8, 1, 1, 0, 128), (1, 16, 1, 1, 0, 128),
-    (2, 2, 2, 1, 0, 128), (1, 4, 2, 1, 0, 128),
-)  # fmt: skip
+# tiles, splits, groups, unroll, blocks
+TENSOR = ((1, 4, 1, 2, 0), (1, 8, 1, 1, 0), (1, 8, 1, 2, 0), (1, 16, 1, 1, 0), (2, 8, 1, 1, 0), (1, 4, 1, 1, 3), (1, 8, 1, 1, 2), (1, 4, 2, 2, 0), (2, 4, 1, 1, 0))
+TENSOR_INT8 = ((1, 4, 1, 4, 0), (1, 4, 1, 2, 0), (1, 8, 1, 2, 0), (1, 16, 1, 1, 0), (1, 8, 1, 1, 2), (1, 8, 1, 4, 0), (1, 4, 2, 2, 0), (2, 4, 1, 2, 0), (2, 8, 1, 2, 0), (1, 16, 1, 2, 0), (2, 4, 1, 4, 0), (2, 16, 1, 1, 0))
 
 
 class Tuner:

@@ -53,7 +53,7 @@ def test_an_odd_k_is_refused(device: Device, rung: str) -> None:
     ("dtype", "tokens", "plan"),
     [
         ("fp16", 1, Wide(2, 2, 2, 3)), ("fp16", 1, Wide(1, 1, 4, 3, 1)), ("fp16", 16, Tensor(1, 3, 1, 2, 2)),
-        ("bf16", 3, Tensor(1, 3, 2, 1, 1, 1)), ("int8", 1, Tensor(1, 3, 1, 2)), ("int8", 3, Tensor(1, 3, 1, 1, piece=128)), ("fp16", 3, Tensor(2, 2, 1, 1, piece=128)),
+        ("bf16", 3, Tensor(1, 3, 2, 1, 1, 1)), ("int8", 1, Tensor(1, 3, 1, 2)),
     ],
 )  # fmt: skip
 def test_each_weight_is_read_once(device: Device, monkeypatch: pytest.MonkeyPatch, dtype: str, tokens: int, plan: Wide | Tensor) -> None:
