@@ -6,8 +6,8 @@ A step of T tokens on every rank sends each peer T rows: every token, whatever e
     here    the tokens of all peers [n T, D]: this rank's experts on those that chose them, times their shares, summed a token     -> [n T, D]
     back    to each peer the T rows that are its tokens', which it adds up over the peers in their order                            -> [T, D]
 
-For decode: T is a few, and k rows a token with their counts would be as many bytes and a trip to the host in every layer. A token that a peer's
-experts are not wanted for takes its slot all the same: the bytes are T (D + 2k) a peer there and T D back, at any routing.
+For decode: T is a few, and counts would be a trip to the host in every layer. A token that a peer's experts are not wanted for takes its slot all the same:
+the numbers are T (D + 2k) a peer there and T D back, at any routing. Counted rows are k es / L a token, whatever the peers: fewer where peers are many.
 """
 
 from __future__ import annotations
