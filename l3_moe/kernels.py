@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from l1_kernels.device import Device
 from l1_kernels.weight import Array
@@ -40,4 +40,16 @@ def open_moe_kernels(device: Device) -> MoEKernels:
         from l3_moe.routing.cpu_launch import CpuMoEKernels
 
         return CpuMoEKernels()
-    raise NotImplementedError(f"routing on {device.name}")
+    from l1_kernels.gpu_kernels import GpuKernels
+    from l3_moe.routing.gpu_launch import GpuMoEKernels
+
+    kernels: Any = device.kernels
+    assert isinstance(kernels, GpuKernels)
+    return GpuMoEKernels(kernels, _multiprocessors(device), lambda: getattr(device.current_stream(), "ptr", 0))
+
+
+def _multiprocessors(device: Device) -> int:
+    """How many blocks certainly run at once. The simulator runs any number; few keep it quick."""
+    if device.name != "cuda":
+        return 4
+    return int(device.xp.cuda.runtime.getDeviceProperties(device.index)["multiProcessorCount"])
