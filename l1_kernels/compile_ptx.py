@@ -8,8 +8,10 @@ with a name for the table, the kernel that @cuda.jit made (its options, fastmath
 arguments: a tuple of numba types, a numba signature, or its text, "void(float32[:, ::1], int64)". All modules of the packages
 whose text holds such a function are asked; in l1_kernels every gpu.py must offer it.
 
-Prints a line for each kernel and compute capability: registers, shared bytes and spilled bytes. Exits with 1 if one does not
-compile, does not assemble, or spills. numba-cuda[cu12] brings `ptxas`; without it kernels are compiled to PTX only.
+Prints a line for each kernel and compute capability: the most threads of a block (`launch_bounds`, cuda_api.at_most, or what CUDA allows),
+registers, shared bytes and spilled bytes. Exits with 1 if one does not compile, does not assemble, spills, or takes more registers
+than there are for a block of so many threads, which a GPU would refuse to launch. numba-cuda[cu12] brings `ptxas`; without it kernels are compiled to
+PTX only.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ from l1_kernels.cuda_api import SIMULATED, lowered
 PACKAGES = ("l1_kernels", "l2_dense_parallel", "l3_moe", "l4_offload", "layers", "models")
 CAPABILITIES = ("80", "90")
 OFFER = re.compile(r"^def variants\(\)", re.MULTILINE)
+MAX_THREADS = 1024  # of a block
+BLOCK_REGISTERS = 65536  # that a block can have, dealt out to its warps by 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,11 @@ class Resources:
     registers: int
     shared_bytes: int
     spilled_bytes: int
+
+    def fit(self, threads: int) -> bool:
+        """Whether a GPU has registers for a block of so many threads."""
+        of_a_warp = -(-self.registers * 32 // 256) * 256
+        return -(-threads // 32) * of_a_warp <= BLOCK_REGISTERS
 
 
 class PtxasError(Exception):
@@ -92,6 +101,14 @@ def front_end(kernel: Any, signature: Any, cc: str) -> Callable[[tuple[int, int]
     )  # fmt: skip
 
 
+def most_threads(kernel: Any) -> int:
+    """Of a block, as far as the kernel says."""
+    bounds = getattr(kernel, "targetoptions", {}).get("launch_bounds")
+    if bounds is None:
+        return getattr(kernel, "most_threads", MAX_THREADS)
+    return bounds[0] if isinstance(bounds, tuple) else bounds
+
+
 def _capability(cc: str) -> tuple[int, int]:
     return int(cc[:-1]), int(cc[-1])
 
@@ -131,21 +148,22 @@ def report_together(jobs: list[Job], ptxas: str | None) -> list[tuple[bool, str]
     """`report` of each of one kernel's jobs, the oldest GPU's first: what does not depend on the GPU is done once."""
     found, make = [], None
     for job in jobs:
-        start = f"{job.label:60} {job.cc:>3}"
+        threads = most_threads(job.kernel)
+        start = f"{job.label:60} {job.cc:>3} {threads:>7}"
         try:
             make = make or front_end(job.kernel, job.signature, job.cc)
             ptx = make(_capability(job.cc))
-            found.append(_line(start, assemble(ptx, job.cc, ptxas) if ptxas else None))
+            found.append(_line(start, threads, assemble(ptx, job.cc, ptxas) if ptxas else None))
         except Exception as error:
             found.append((False, f"{start} FAILED: {type(error).__name__}: {error}"))
     return found
 
 
-def _line(start: str, used: Resources | None) -> tuple[bool, str]:
+def _line(start: str, threads: int, used: Resources | None) -> tuple[bool, str]:
     if used is None:
         return True, f"{start} {'-':>9} {'-':>7} {'-':>7}"
-    spills = used.spilled_bytes > 0
-    return not spills, f"{start} {used.registers:>9} {used.shared_bytes:>7} {used.spilled_bytes:>7}{'  SPILLS' if spills else ''}"
+    fault = "  SPILLS" if used.spilled_bytes else "" if used.fit(threads) else "  TOO MANY REGISTERS for so many threads"
+    return not fault, f"{start} {used.registers:>9} {used.shared_bytes:>7} {used.spilled_bytes:>7}{fault}"
 
 
 def report_all(jobs: list[list[Job]], ptxas: str | None) -> Iterator[tuple[bool, str]]:
@@ -177,7 +195,7 @@ def main(arguments: list[str] | None = None) -> int:
     jobs = []
     for module in find_modules():
         jobs += [[Job(f"{module.__name__}:{name}", kernel, signature, cc) for cc in capabilities] for name, kernel, signature in module.variants()]
-    print(f"{'kernel':60} {'cc':>3} {'registers':>9} {'shared':>7} {'spilled':>7}", flush=True)
+    print(f"{'kernel':60} {'cc':>3} {'threads':>7} {'registers':>9} {'shared':>7} {'spilled':>7}", flush=True)
     failures = 0
     for good, line in report_all(jobs, ptxas):
         print(line, flush=True)

@@ -82,6 +82,17 @@ def early(alone: str = "") -> Callable[[Any], Any]:
     return decorate
 
 
+def at_most(threads: int) -> Callable[[Any], Any]:
+    """Decorates a kernel whose blocks have at most so many threads, where @cuda.jit's `launch_bounds`, which make it other code, do not say so: how many
+    registers it may take follows (compile_ptx.py), and the simulator refuses a larger block."""
+
+    def decorate(kernel: Any) -> Any:
+        kernel.most_threads = threads
+        return kernel
+
+    return decorate
+
+
 _allowed: dict[int, int] = {}
 
 
@@ -105,4 +116,4 @@ def allow_shared_of(handle: int, size: int) -> None:
         raise RuntimeError(f"{size} bytes of shared memory refused: {status}")
 
 
-__all__ = ["SIMULATED", "allow_shared", "allow_shared_of", "as_if_on", "cuda", "early", "intrinsic", "lowered", "math", "types"]
+__all__ = ["SIMULATED", "allow_shared", "allow_shared_of", "as_if_on", "at_most", "cuda", "early", "intrinsic", "lowered", "math", "types"]

@@ -24,7 +24,7 @@ from numba import types
 
 from l1_kernels import groups
 from l1_kernels.carrier import F32_1D, F32_2D, F32_3D, FLOATS, I32_1D, array_type, loader
-from l1_kernels.cuda_api import cuda, math
+from l1_kernels.cuda_api import at_most, cuda, math
 
 MAX_HEAD_DIM = 256
 WARPS = 4  # a block
@@ -40,6 +40,7 @@ def make_attention(dtype: str, per_lane: int) -> Callable[..., Any]:
     pitch = 32 * per_lane
     shared_size = WARPS * pitch
 
+    @at_most(32 * WARPS)
     @cuda.jit
     def attention(qkv, num_heads, cache_k, cache_v, rows, ends, window, scale, slopes, has_slopes, out):
         warp_values = cuda.shared.array(shared_size, types.float32)

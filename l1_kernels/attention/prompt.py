@@ -34,7 +34,7 @@ from numba import types
 
 from l1_kernels import groups, ptx
 from l1_kernels.carrier import F32_1D, F32_2D, F32_3D, I32_1D, array_type
-from l1_kernels.cuda_api import cuda, early
+from l1_kernels.cuda_api import at_most, cuda, early
 
 MAX_HEAD_DIM = 256
 PIECE = 8  # numbers in 16 bytes
@@ -169,6 +169,7 @@ def make_prompt(dtype: str, head_dim: int, warps: int, carries: bool = False) ->
         values[at + 4], values[at + 5], values[at + 6], values[at + 7] = d[0], d[1], d[2], d[3]
 
     @early()
+    @at_most(threads_a_block(warps))
     @cuda.jit
     def prompt(qkv, group, cache_k, cache_v, rows, ends, window, scale, slopes, has_slopes, out):
         ptx.take_turn()

@@ -29,7 +29,7 @@ from numba import types
 
 from l1_kernels import groups
 from l1_kernels.carrier import F32_2D, I32_1D, I32_2D
-from l1_kernels.cuda_api import cuda, math
+from l1_kernels.cuda_api import at_most, cuda, math
 from l1_kernels.sampling import philox
 from l1_kernels.sampling.gpu import INFINITY, NOWHERE, advance, block_lowest
 
@@ -197,6 +197,7 @@ def make_sample() -> Callable[..., Any]:
     """kernel(logits, bits, temperature, top_k, top_p, penalty, seed, prompts, steps, seen, tokens, positions, ends, last, turns,
     ring)[B, threads]; `bits` is logits as int32, the same memory; the seed's 64 bits come as int64."""
 
+    @at_most(MAX_THREADS)
     @cuda.jit
     def sample(
         logits, bits, temperature, top_k, top_p, penalty, seed, prompts, steps, seen, tokens, positions, ends, last, turns, ring

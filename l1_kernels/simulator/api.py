@@ -36,8 +36,9 @@ def __getattr__(name: str) -> Any:
 class Kernel:
     """A kernel: `kernel[grid, block, stream, shared_bytes](*arguments)` runs it, and returns when it is done."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], most_threads: int = MAX_THREADS) -> None:
         self.py_func = function
+        self.most_threads = most_threads  # of a block; cuda_api.at_most sets it too
         self.__name__ = function.__name__
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
@@ -46,8 +47,8 @@ class Kernel:
         grid, block, *rest = configuration
         shared_bytes = int(rest[1]) if len(rest) > 1 else 0
         grid, block = _dim3(grid, "grid"), _dim3(block, "block")
-        if block[0] * block[1] * block[2] > MAX_THREADS:
-            raise ValueError(f"block: {block} is more than {MAX_THREADS} threads")
+        if block[0] * block[1] * block[2] > self.most_threads:
+            raise ValueError(f"block: {block} is more than {self.most_threads} threads, the most of {self.__name__}")
         if max(grid[1:]) > MAX_GRID_YZ:
             raise ValueError(f"grid: {grid} is more than {MAX_GRID_YZ} in y or z")
 
@@ -73,15 +74,16 @@ def _dim3(size: Any, name: str) -> Dim3:
     return x, y, z
 
 
-def jit(function: Any = None, device: bool = False, **options: Any) -> Any:
-    """@cuda.jit, with or without arguments. A device function stays a function; options (fastmath, ...) mean nothing here."""
+def jit(function: Any = None, device: bool = False, launch_bounds: Any = MAX_THREADS, **options: Any) -> Any:
+    """@cuda.jit, with or without arguments. A device function stays a function; options (fastmath, ...) mean nothing here, but of
+    `launch_bounds` a block's threads."""
     if not callable(function):  # @cuda.jit(...), perhaps with a signature
-        return lambda f: jit(f, device, **options)
+        return lambda f: jit(f, device, launch_bounds, **options)
     function.__code__ = function.__code__.replace()  # an identity of its own: see memory.shared
     if device:
         function.py_func = function
         return function
-    return Kernel(function)
+    return Kernel(function, launch_bounds[0] if isinstance(launch_bounds, tuple) else launch_bounds)
 
 
 def is_available() -> bool:

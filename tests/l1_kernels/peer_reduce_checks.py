@@ -46,7 +46,7 @@ def make_all_norms(ranks: int, kind: str, dtype: str, threads: int) -> Callable[
     """The same with a norm: x, residual, rows [ranks, times, T, D]."""
     ask, norm_block = make_norm_block(ranks, kind, dtype, threads)
 
-    @cuda.jit
+    @cuda.jit(launch_bounds=(threads, 1))  # as the kernel itself: or a block of 1024 threads has more registers than there are
     def all_norms(x, residual, gain, shift, has_shift, eps, rows, windows, table, most_polls):
         me = cuda.blockIdx.y
         held = cuda.local.array(24, types.float32)

@@ -10,7 +10,7 @@ import pytest
 from l1_kernels import compile_ptx, ptx
 from l1_kernels.carrier import F32_1D, F32_2D
 from l1_kernels.compile_ptx import CAPABILITIES, Resources, assemble, compile_to_ptx, find_modules, find_ptxas, front_end
-from l1_kernels.cuda_api import as_if_on, cuda
+from l1_kernels.cuda_api import as_if_on, at_most, cuda
 from l1_kernels.sbi_gemm.layout import packed_type
 from l1_kernels.sbi_gemm.transpose import make_transpose
 from tests.l1_kernels.instruction_checks import GROUPS, INSTRUCTIONS, Check
@@ -121,7 +121,24 @@ def ill_typed(x):
 def test_the_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(compile_ptx, "find_modules", lambda: [_Module(("fine", fine, "void(float32[::1])"))])
     assert compile_ptx.main(["--cc", "90"]) == 0
-    assert re.search(r"^l1_kernels\.example\.gpu:fine +90 +\d+ +0 +0$", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r"^l1_kernels\.example\.gpu:fine +90 +1024 +\d+ +0 +0$", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("registers", "threads", "fit"), [(64, 1024, True), (65, 1024, False), (72, 896, True), (73, 896, False), (255, 256, True), (255, 257, False)])
+def test_registers_of_a_block(registers: int, threads: int, fit: bool) -> None:
+    """A warp has them by eights a thread, a block whole warps."""
+    assert Resources(registers, 0, 0).fit(threads) is fit
+
+
+def test_a_kernel_says_how_many_threads(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that says nothing may be launched with 1024: then it is refused for 65 registers, and with `at_most(512)` or `launch_bounds` it is not."""
+    kernels = [("silent", fine), ("marked", at_most(512)(cuda.jit(fine.py_func))), ("bound", cuda.jit(launch_bounds=(96, 2))(fine.py_func))]
+    assert [compile_ptx.most_threads(kernel) for _, kernel in kernels] == [1024, 512, 96]
+    monkeypatch.setattr(compile_ptx, "find_modules", lambda: [_Module(*((name, kernel, "void(float32[::1])") for name, kernel in kernels))])
+    monkeypatch.setattr(compile_ptx, "assemble", lambda *arguments: Resources(65, 0, 0))
+    assert compile_ptx.main(["--cc", "90"]) == 1
+    refused = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "TOO MANY REGISTERS" in line]
+    assert refused == ["l1_kernels.example.gpu:silent"]
 
 
 def test_an_error_or_a_spill_exits_with_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ import pytest
 from greenlet import getcurrent
 
 from l1_kernels import groups, ptx
-from l1_kernels.cuda_api import cuda, math
+from l1_kernels.cuda_api import at_most, cuda, math
 from l1_kernels.simulator import scheduler
 from l1_kernels.simulator.errors import DeadlockError, DivergenceError, SimulatorError
 
@@ -525,3 +525,16 @@ def test_outside_of_a_kernel() -> None:
     for call in (cuda.syncthreads, lambda: cuda.laneid, lambda: cuda.shared.array(3, np.float32), lambda: groups.reduce_sum(1)):
         with pytest.raises(SimulatorError, match="only a kernel"):
             call()
+
+
+def test_a_block_larger_than_its_kernel_says() -> None:
+    """As a GPU refuses it for `launch_bounds`, and for want of registers."""
+
+    def nothing(x):
+        x[0] = 1
+
+    x = np.zeros(1, np.float32)
+    for kernel, most in ((cuda.jit(nothing), 1024), (cuda.jit(launch_bounds=(64, 2))(nothing), 64), (cuda.jit(launch_bounds=96)(nothing), 96), (at_most(128)(cuda.jit(nothing)), 128)):
+        kernel[1, most](x)
+        with pytest.raises(ValueError, match=f"more than {most} threads, the most of nothing"):
+            kernel[1, most + 32](x)
