@@ -18,20 +18,19 @@ reduce_sum, reduce_max, lane_index = groups.reduce_sum, groups.reduce_max, group
 
 @cache
 def make_choose() -> Callable[..., Any]:
-    """choose(logits, first, num_experts, over_all, experts, share, t): the logits of token t lie in `logits` (1-D, shared or global memory) from
-    element `first` on; its row of experts int32 [T, k] and share float32 [T, k] is written by lane 0. over_all: shares are parts of the sum over
-    all experts, otherwise over the chosen."""
+    """choose(logits, t, over_all, experts, share): token t's row of logits [T, E] in global memory -> its row of experts int32 [T, k] and share float32
+    [T, k], written by lane 0. over_all: shares are parts of the sum over all experts, otherwise over the chosen."""
 
     @cuda.jit(device=True)
-    def choose(logits, first, num_experts, over_all, experts, share, t):
+    def choose(logits, t, over_all, experts, share):
         lane = lane_index()
-        top_k = experts.shape[1]
+        num_experts, top_k = logits.shape[1], experts.shape[1]
         top, total = ZERO, ZERO
         last, last_expert = INFINITY, -1
         for j in range(top_k):
             best, expert = -INFINITY, num_experts
             for e in range(lane, num_experts, 32):
-                logit = logits[first + e]
+                logit = logits[t, e]
                 if not logit > -INFINITY:
                     logit = -INFINITY  # a NaN comes last, so that `expert` is always one of the E
                 if logit < last or (logit == last and e > last_expert):
@@ -48,7 +47,7 @@ def make_choose() -> Callable[..., Any]:
         if over_all:
             part = ZERO
             for e in range(lane, num_experts, 32):
-                part += math.exp(logits[first + e] - top)
+                part += math.exp(logits[t, e] - top)
             total = reduce_sum(part)
         if lane == 0:
             for j in range(top_k):

@@ -1,6 +1,7 @@
-"""A sparse layer of few tokens on a GPU: norm, gate and top k in one launch, and each (token, expert) pair's products where its x lies.
+"""A sparse layer of few tokens on a GPU: norm, gate and tables in one launch, and the experts' products where x lies.
 
-No row is moved: pair (t, j) is row t * k + j, and the tables that `combine` reads say just that.
+    one token     pairs: its k experts, each a matrix-vector product by itself; pair (0, j) is row j
+    more          active: every expert that has rows takes them together, so it is read once whoever shares it; rows are gathered, not dispatched
 """
 
 from __future__ import annotations
@@ -9,15 +10,14 @@ import numpy as np
 
 from l1_kernels.device import Device
 from l1_kernels.regions import NormArgs
+from l1_kernels.sbi_gemm.job import MAX_TOKENS
 from l1_kernels.weight import Array
+from l3_moe import gate
 from l3_moe.experts import LoopExperts
-from l3_moe.gate import gate_few, takes
 from l3_moe.sbi_experts import SbiExperts
 from l3_moe.tables import RoutingTables
 from layers.config import ModelConfig
 from layers.weights import MoEWeights
-
-MOST_PAIRS = 256  # of any model: experts // 2 or PAIRS of them are taken (sbi_experts.py)
 
 
 class FewTokens:
@@ -26,26 +26,25 @@ class FewTokens:
         self.moe = config.moe
         self.experts = experts
         self.kernels = experts.kernels
-        # Made once: a graph reads them, and nothing writes them.
-        self._in_place = self.kernels.lasting(np.arange(MOST_PAIRS, dtype=np.int32))
-        self._nobody = self.kernels.lasting(np.zeros(self.moe.num_experts + 1, np.int32))
+        # Made once: a graph reads them, and nothing writes them. Offsets are zeros: `combine` does not read them, and nothing else is given them.
+        self._in_order = self.kernels.lasting(np.arange(self.moe.top_k, dtype=np.int32)).reshape(1, -1)
+        self._nothing = self.kernels.lasting(np.zeros(self.moe.num_experts + 1, np.int32))
 
-    def takes(self, x: Array, norm: NormArgs | None, weights: MoEWeights) -> bool:
-        num_pairs = x.shape[0] * self.moe.top_k
-        gate = weights.gate
-        return (
-            norm is not None and gate.dtype == "fp32" and takes(gate.shape[1], gate.shape[0])
-            and num_pairs <= MOST_PAIRS and self.experts.takes_pairs(num_pairs, weights)
-        )  # fmt: skip
+    def takes(self, num_tokens: int, weights: MoEWeights) -> bool:
+        num_experts, size = weights.gate.shape
+        pairs = num_tokens * self.moe.top_k
+        return num_tokens <= MAX_TOKENS and weights.gate.dtype == "fp32" and gate.takes(size, num_experts, pairs) and self.experts.takes_few(num_tokens, weights)
 
-    def __call__(self, x: Array, norm: NormArgs | None, weights: MoEWeights) -> tuple[Array, RoutingTables, Array]:
-        """(the normed rows [T, D] as the experts read them, the tables, y float32 [T * k, D])."""
-        assert norm is not None
+    def __call__(self, x: Array, norm: NormArgs, weights: MoEWeights) -> tuple[Array, RoutingTables, Array]:
+        """(the normed rows [T, D] as the experts read them, the tables that `combine` reads, y float32 [T * k, D])."""
         over_all = self.moe.softmax_first and not self.moe.renormalise
-        rows, experts, share = gate_few(self.kernels, x, norm, weights.gate, self.moe.top_k, over_all, self.experts.rows_dtype(weights))
-        in_place = self._in_place[: experts.size]
-        tables = RoutingTables(experts, share, in_place.reshape(experts.shape), in_place, self._nobody, self._nobody[:1])
-        return rows, tables, self.experts.pairs(rows, weights, experts)
+        dtype = self.experts.rows_dtype(weights)
+        rows, experts, share, routes = gate.gate_few(self.kernels, x, norm, weights.gate, self.moe.top_k, over_all, dtype)
+        if x.shape[0] == 1:
+            slots, sources, y = self._in_order, self._in_order.reshape(-1), self.experts.pairs(rows, weights, experts)
+        else:
+            slots, sources, y = routes.slots, routes.sources, self.experts.active(rows, weights, routes)
+        return rows, RoutingTables(experts, share, slots, sources, self._nothing, self._nothing[:1]), y
 
 
 def open_few_tokens(config: ModelConfig, device: Device, many: LoopExperts) -> FewTokens | None:

@@ -1,8 +1,8 @@
 """Experts by SBI-GeMM (l1_kernels/sbi_gemm), without a trip to the host: up in one launch, down in another, each reading the chosen experts alone.
 
-    pairs    few (token, expert) pairs: each pair multiplies by itself, x where it is, nothing dispatched. A decode step reads the k experts of its token
-             at the speed of memory; two pairs that share an expert read it together, once from memory and once from L2
-    rows     more: each expert takes its rows 16 at a time on the tensor cores, and reads its weights once for each 16
+    pairs    one token: each of its k experts by itself, at the speed of memory
+    active   few tokens: each expert that has rows takes them on the tensor cores, 16 at a time, gathered where x lies
+    rows     more, dispatched: the same for all E experts; one without rows costs nothing
 
 Bytes at one token of top k: k * (up + down) and nothing of the other E - k experts. Beyond ROWS_AN_EXPERT rows for each expert LoopExperts is quicker: there
 the products are bound by the tensor cores (paper, Section V-C and Fig 5).
@@ -23,10 +23,10 @@ from l1_kernels.sbi_gemm.launch import Operand
 from l1_kernels.sbi_gemm.tensor import Tensor
 from l1_kernels.weight import CARRIER, Array, Weight
 from l3_moe.experts import LoopExperts
+from l3_moe.gate import Routes
 from layers.config import ModelConfig
 from layers.weights import Linear, MoEWeights
 
-PAIRS = 16  # and up to half as many as there are experts: then few share one
 ROWS_AN_EXPERT = 64
 
 
@@ -47,17 +47,26 @@ class SbiExperts:
         few = num_pairs <= ROWS_AN_EXPERT * weights.up.weight.shape[0]
         return few and _alike(weights) and weights.up.weight.dtype != "fp32"
 
-    def takes_pairs(self, num_pairs: int, weights: MoEWeights) -> bool:
-        """Whether `pairs` is the way for so many."""
-        return num_pairs <= max(PAIRS, weights.up.weight.shape[0] // 2) and _alike(weights)
+    def takes_few(self, num_tokens: int, weights: MoEWeights) -> bool:
+        """Whether `pairs` (one token) or `active` does it."""
+        return _alike(weights) and (num_tokens == 1 or weights.up.weight.dtype != "fp32")
 
     def pairs(self, x: Array, weights: MoEWeights, experts: Array) -> Array:
         """x [T, D] in the carrier of rows_dtype, experts int32 [T, k], each one of 0..E-1 -> float32 [T * k, D], row t * k + j what expert experts[t, j]
         makes of x[t]."""
         checks.ranked(experts, "experts", INT32, 2)
-        top_k = experts.shape[1]
-        checks.array(x, "x", np.dtype(CARRIER[self.rows_dtype(weights)]), (experts.shape[0], weights.up.weight.shape[2]))
-        return self._run("pairs", x, weights, experts.reshape(-1), experts.shape[0] * top_k, top_k)
+        num_tokens, top_k = experts.shape
+        self._check(x, weights, num_tokens)
+        return self._run("pairs", x, weights, experts.reshape(-1), num_tokens * top_k, num_tokens * top_k, top_k)
+
+    def active(self, x: Array, weights: MoEWeights, tables: Routes) -> Array:
+        """x [T, D] in the carrier of rows_dtype -> float32 [T * k, D], row slots[t, j] what the j-th expert of token t makes of it."""
+        num_tokens, top_k = tables.slots.shape
+        self._check(x, weights, num_tokens)
+        return self._run("active", x, weights, tables.routes, tables.count, num_tokens * top_k, top_k)
+
+    def _check(self, x: Array, weights: MoEWeights, num_tokens: int) -> None:
+        checks.array(x, "x", np.dtype(CARRIER[self.rows_dtype(weights)]), (num_tokens, weights.up.weight.shape[2]))
 
     def __call__(self, rows: Array, weights: MoEWeights, offsets: Array) -> Array:
         num_experts = weights.up.weight.shape[0]
@@ -65,36 +74,36 @@ class SbiExperts:
         checks.ranked(rows, "rows", np.dtype(CARRIER[self.rows_dtype(weights)]), 2)
         if not self.on_device(rows.shape[0], weights):
             return self.many(rows, weights, offsets)
-        return self._run("rows", rows, weights, offsets, rows.shape[0], 1)
+        return self._run("rows", rows, weights, offsets, num_experts, rows.shape[0], 1)
 
-    def _run(self, kind: str, x: Array, weights: MoEWeights, routes: Array, num_rows: int, share: int) -> Array:
-        """Both launches; kind and routes: Job.experts."""
+    def _run(self, kind: str, x: Array, weights: MoEWeights, routes: Array, count: int, num_rows: int, share: int) -> Array:
+        """Both launches; kind, routes, share: Job.experts; count: rows of blocks."""
         config, up, down = self.config, weights.up, weights.down
         width = up.weight.shape[1] // (2 if config.gated_ffn else 1)
         dtype = up.weight.dtype
         hidden = self.kernels.new((num_rows, width), CARRIER[CARRIED[dtype]])
         carried = dtype != "fp32"
-        job = Job(dtype, carried=carried, activation=config.activation, gated=config.gated_ffn, carries=carried, experts=kind)
-        self._launch(job, x, up, routes, share, hidden)
+        job = Job(dtype, carried=carried, activation=config.activation, gated=config.gated_ffn, carries=carried, experts=kind, gathers=kind == "active")
+        self._launch(job, x, up, routes, count, share, hidden)
         y = self.kernels.new((num_rows, down.weight.shape[1]), np.float32)
-        self._launch(Job(dtype, carried=carried, experts=kind, settled=True), hidden, down, routes, 1, y)
+        self._launch(Job(dtype, carried=carried, experts=kind, settled=True), hidden, down, routes, count, 1, y)
         return y
 
-    def _launch(self, job: Job, x: Array, stack: Linear, routes: Array, share: int, y: Array) -> None:
-        num_experts, outputs, inner = stack.weight.shape
-        plan = self._plan(job, outputs, inner, x.shape[0], num_experts)
+    def _launch(self, job: Job, x: Array, stack: Linear, routes: Array, count: int, share: int, y: Array) -> None:
+        _, outputs, inner = stack.weight.shape
+        plan = self._plan(job, outputs, inner, count, -(-y.shape[0] // count))
         flat = Weight(stack.weight.data.reshape(-1, inner), job.dtype, None if stack.weight.scale is None else stack.weight.scale.reshape(-1))
         bias = None if stack.bias is None else stack.bias.reshape(-1)
-        launch.run_experts(self.kernels, job, plan, routes, share, Operand(x, flat, bias, y))
+        launch.run_experts(self.kernels, job, plan, routes, count, share, Operand(x, flat, bias, y))
 
-    def _plan(self, job: Job, outputs: int, inner: int, num_rows: int, num_experts: int) -> plans.Plan:
-        """The tuner's plan for one matrix; `rows` take 8 or 16 tokens at a time."""
-        tokens = 1 if job.experts == "pairs" else 8 if num_rows <= 4 * num_experts else 16
-        key = (job, tokens, outputs, inner)
+    def _plan(self, job: Job, outputs: int, inner: int, count: int, mean_rows: int) -> plans.Plan:
+        """The tuner's plan for one matrix as large as all that are read; 8 or 16 rows at a time."""
+        tokens = 1 if job.experts == "pairs" else 8 if mean_rows <= 4 else 16
+        key = (job, tokens, outputs, inner, count)
         if key not in self._plans:
-            plan = plans.choose(self.table, job, tokens, outputs, inner)
+            plan = plans.choose(self.table, job, tokens, outputs * count, inner)
             if tokens > 1 and not isinstance(plan, Tensor):
-                plan = plans.default(job, tokens, outputs, inner)
+                plan = plans.default(job, tokens, outputs * count, inner)
             self._plans[key] = plan
         return self._plans[key]
 

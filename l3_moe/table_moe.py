@@ -52,7 +52,8 @@ class TableMoE:
     def __call__(self, x: Array, norm: NormArgs | None, weights: LayerWeights, residual: Array | None) -> Array:
         moe = weights.moe
         assert moe is not None
-        if self.capacity_factor is None and self.few is not None and self.few.takes(x, norm, moe):
+        if norm is not None and self._takes_few(x.shape[0], moe):
+            assert self.few is not None
             rows, tables, y = self.few(x, norm, moe)
         else:
             rows = apply_norm_args(self.kernels, x, norm)
@@ -75,8 +76,10 @@ class TableMoE:
     def graph_problem(self, num_tokens: int, weights: LayerWeights) -> str | None:
         moe = weights.moe
         assert moe is not None
-        pairs = num_tokens * self.moe.top_k
-        alone = self.few is not None and self.capacity_factor is None and self.few.experts.takes_pairs(pairs, moe)
-        return None if alone or self.experts.on_device(pairs, moe) else "the experts' rows are counted on the host"
+        few = self._takes_few(num_tokens, moe)
+        return None if few or self.experts.on_device(num_tokens * self.moe.top_k, moe) else "the experts' rows are counted on the host"
+
+    def _takes_few(self, num_tokens: int, moe: MoEWeights) -> bool:
+        return self.few is not None and self.capacity_factor is None and self.few.takes(num_tokens, moe)
 
 

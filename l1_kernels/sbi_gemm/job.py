@@ -9,6 +9,8 @@
     experts     w is a stack [E * N, K], the grid has a second axis, and `routes` says who reads which matrix of the stack (layer 3)
                 "pairs"   block row p: y[p] = x[p // share] @ w[routes[p]]^T: each (token, expert) pair by itself
                 "rows"    block row e: y[r] = x[r] @ w[e]^T for the rows routes[e] .. routes[e + 1] of expert e
+                "active"  block row a of A: the same for the a-th expert that has rows, routes[a] (-1: none), and its rows routes[A + a] .. routes[A + a + 1];
+                          `gathers`: y[r] = x[routes[2 A + 1 + r] // share] @ ..., so that x needs not be dispatched
 
 A job is a closure constant of its kernel: what it has not costs nothing. Both kernels (wide.py, tensor.py) take the arguments
 of `signature`, in that order; what a job has not is an array of one number that nobody reads.
@@ -45,7 +47,8 @@ class Job:
     add           y += instead of y =
     carries       y (with pair "rows": yb) is CARRIED[dtype]; otherwise float32
     pair          None | "rows" | "inner"
-    experts       None | "pairs" | "rows"; without norm, pair and add
+    experts       None | "pairs" | "rows" | "active"; x carried, without norm, pair and add
+    gathers       with "active": x lies token by token
     settled       `routes` was written before the launch before this one, so it may be read before one's turn
     """
 
@@ -58,6 +61,7 @@ class Job:
     carries: bool = False
     pair: str | None = None
     experts: str | None = None
+    gathers: bool = False
     settled: bool = False
 
 
@@ -67,7 +71,8 @@ def signature(job: Job) -> tuple[types.Type, ...]:
 
     ahead        [N', K'] in w's carrier: the weights that the next launch reads, whose rows' first `ahead_width` numbers
                  are fetched into L2 when a block has no more weights of its own to ask for
-    routes       int32 [P] (pairs) or [E + 1] (rows); read where the job has experts
+    routes       int32, as `experts` says; read where the job has experts
+    share        choices a token
     """
     x = array_type(CARRIED[job.dtype], 2) if job.carried else F32_2D
     w, y = array_type(job.dtype, 2), array_type(CARRIED[job.dtype], 2) if job.carries and job.pair != "rows" else F32_2D

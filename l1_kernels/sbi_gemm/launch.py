@@ -70,11 +70,11 @@ def run(
     )  # fmt: skip
 
 
-def run_experts(kernels: GpuKernels, job: Job, plan: Plan, routes: Array, share: int, a: Operand) -> None:
-    """Launches a job with experts: a.weight.data [E * N, K] is their stack, a.bias and its scale [E * N]. routes int32, as the job says."""
+def run_experts(kernels: GpuKernels, job: Job, plan: Plan, routes: Array, count: int, share: int, a: Operand) -> None:
+    """Launches a job with experts: a.weight.data [E * N, K] is their stack, a.bias and its scale [E * N]. routes int32 and count, the rows of blocks, as the
+    job says."""
     outputs = a.y.shape[1] * (2 if job.gated else 1)
     plan = replace(plan, blocks=0)
-    count = routes.shape[0] - (1 if job.experts == "rows" else 0)
     kernels.launch(
         _kernel(job, plan, 1, a.x.shape[1]), (tiles_of(job, plan, outputs, False), count), plan.threads, 0,
         a.x, a.x, *_vector(kernels, None, None), *_vector(kernels, None, None), np.float32(0), np.float32(0),

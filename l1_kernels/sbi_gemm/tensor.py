@@ -112,7 +112,8 @@ def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -
     pairs_per_split = (tiles * columns * 2 + splits - 1) // splits  # pairs of sums that a thread ends
     parts_size = num_sums * 32 * splits * num_groups
     is_pair, is_inner, has_norm = job.pair == "rows", job.pair == "inner", job.norm is not None
-    by_pair, by_rows, settled, matrices = job.experts == "pairs", job.experts == "rows", job.settled, 2 if job.gated else 1
+    by_pair, by_rows, is_active = job.experts == "pairs", job.experts in ("rows", "active"), job.experts == "active"
+    gathers, settled, matrices = job.gathers, job.settled, 2 if job.gated else 1
     segments = 2 if is_inner else 1
     dealt = plan.blocks > 0  # otherwise a block has one tile, and nothing of a next one takes up registers
     mma = ptx.mma_bf16 if CARRIED[job.dtype] == "bf16" else ptx.mma_f16
@@ -137,11 +138,13 @@ def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -
             starts[i] = np.int64(above + min(row, num_rows - 1)) * size + first_k + (lane & 3) * per
 
     @cuda.jit(device=True, forceinline=True)
-    def find_x(x_starts, first_token, num_tokens, size, first_k):
+    def find_x(x_starts, first_token, num_tokens, size, first_k, routes, share):
         """The same of x, whose rows are tokens."""
         lane = lane_index()
         for c in range(columns):
             token = np.int64(first_token + min(c * 8 + (lane >> 2), num_tokens - 1))
+            if gathers:
+                token = np.int64(routes[2 * cuda.gridDim.y + 1 + token]) // share
             x_starts[c] = token * size + first_k + (lane & 3) * x_per
 
     @cuda.jit(device=True, forceinline=True)
@@ -273,10 +276,14 @@ def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -
                 first_token, num_tokens = written // share, np.int64(1)
                 above = np.int64(routes[written]) * num_rows
             else:
-                first_token = np.int64(routes[cuda.blockIdx.y])
-                num_tokens = np.int64(routes[cuda.blockIdx.y + 1]) - first_token
+                expert, row = np.int64(cuda.blockIdx.y), np.int64(cuda.blockIdx.y)
+                if is_active:
+                    expert = np.int64(routes[row])
+                    row += cuda.gridDim.y
+                first_token = np.int64(routes[row])
+                num_tokens = np.int64(routes[row + 1]) - first_token if expert >= 0 else np.int64(0)
                 written = first_token
-                above = np.int64(cuda.blockIdx.y) * num_rows
+                above = expert * num_rows
         num_slots = num_rows
         if gated_first or (gated_second and second):
             num_slots = ((num_rows >> 1) + 7) // 8 * 16
@@ -296,7 +303,7 @@ def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -
         if holds_norm:
             ask_x(held_norm, x, 0)
         if block < num_tiles:
-            find_x(x_starts, first_token, here, size, first_k)
+            find_x(x_starts, first_token, here, size, first_k, routes, share)
             for u in range(unroll):
                 fetch_x(held_x, x, x_starts, first_k, size, u, True)
             advance(starts, x_starts)
@@ -337,7 +344,7 @@ def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -
                         elif is_inner and segment == 0:  # the second matrix's first
                             if u == 0:
                                 find_rows(starts, first_slot, second, above, num_rows, wb.shape[1], first_k)
-                                find_x(x_starts, first_token, here, wb.shape[1], first_k)
+                                find_x(x_starts, first_token, here, wb.shape[1], first_k, routes, share)
                             fetch(words, wb, starts, first_k, wb.shape[1], u, True)
                             fetch_x(held_x, xb, x_starts, first_k, wb.shape[1], u, True)
                     advance(starts, x_starts)
@@ -346,11 +353,11 @@ def make_tensor(job: Job, plan: Tensor, single: bool = False, pieces: int = 0) -
                 size = w.shape[1]
             if by_rows and num_tokens > here:  # the same rows of w again, for the expert's next tokens
                 find_rows(starts, first_slot, second, above, num_rows, size, first_k)
-                find_x(x_starts, first_token + here, min(num_tokens - here, here), size, first_k)
+                find_x(x_starts, first_token + here, min(num_tokens - here, here), size, first_k, routes, share)
                 ask_step(words, held_x, w, x, starts, x_starts, first_k, size)
             elif dealt and tile + stride < num_tiles:
                 find_rows(starts, first_slot + stride * tile_rows, second, above, num_rows, size, first_k)
-                find_x(x_starts, first_token, here, size, first_k)
+                find_x(x_starts, first_token, here, size, first_k, routes, share)
                 ask_step(words, held_x, w, x, starts, x_starts, first_k, size)
             else:
                 fetch_ahead(ahead, ahead_width)
@@ -431,7 +438,7 @@ def variants() -> Iterator[tuple[str, Callable[..., Any], tuple[types.Type, ...]
         if job.norm and job.dtype != "bf16":
             for pieces in (0, HELD_PIECES):
                 yield f"tensor_{name}_single_{pieces}", make_tensor(job, Tensor(), True, pieces), signature(job)
-    for name, job in expert_jobs(("fp16", "bf16", "int8"), ("pairs", "rows")):
-        yield f"tensor_{name}", make_tensor(job, Tensor(columns=2 if job.experts == "rows" else 1)), signature(job)
+    for name, job in expert_jobs(("fp16", "bf16", "int8"), ("pairs", "rows", "active")):
+        yield f"tensor_{name}", make_tensor(job, Tensor(columns=1 if job.experts == "pairs" else 2)), signature(job)
     job = Job("fp16", norm="layernorm")
     yield "tensor_fp16_2_tiles", make_tensor(job, Tensor(tiles=2, splits=4, groups=2, columns=2)), signature(job)

@@ -351,6 +351,6 @@ def expert_jobs(dtypes: tuple[str, ...], kinds: tuple[str, ...]) -> Iterator[tup
     for dtype in dtypes:
         bits = dtype != "fp32"
         for kind in kinds:
-            yield f"{dtype}_{kind}_up", Job(dtype, carried=bits, activation="silu", gated=True, carries=bits, experts=kind)
-            yield f"{dtype}_{kind}_plain_up", Job(dtype, carried=bits, activation="gelu", carries=bits, experts=kind)
+            yield f"{dtype}_{kind}_up", Job(dtype, carried=bits, activation="silu", gated=True, carries=bits, experts=kind, gathers=kind == "active")
+            yield f"{dtype}_{kind}_plain_up", Job(dtype, carried=bits, activation="gelu", carries=bits, experts=kind, gathers=kind == "active")
             yield f"{dtype}_{kind}_down", Job(dtype, carried=bits, experts=kind, settled=True)

@@ -12,7 +12,7 @@ from l1_kernels.sbi_gemm.job import CARRIED
 from l1_kernels.weight import Weight, decode, encode, host_weight
 from l3_moe.experts import LoopExperts
 from l3_moe.few_tokens import FewTokens
-from l3_moe.gate import gate_few
+from l3_moe.gate import Routes, gate_few
 from l3_moe.sbi_experts import SbiExperts
 from layers.config import ModelConfig, MoEConfig
 from layers.weights import Linear, MoEWeights
@@ -55,13 +55,13 @@ class Stacks:
 
 def check_experts(
     device: Device, dtype: str, kind: str, gated: bool, num_experts: int, top_k: int, num_tokens: int, size: int, width: int,
-    with_bias: bool = True, by_rows: bool = False,
+    with_bias: bool = True, way: str = "pairs",
 ) -> None:  # fmt: skip
-    """Each (token, expert) pair by itself; by_rows: rows of unequal experts, one of them perhaps with all."""
+    """way: "pairs", each by itself; "active", by expert; "rows": dispatched rows of unequal experts, one of them perhaps with all."""
     stacks = Stacks(device, dtype, num_experts, size, width, gated, with_bias)
     config = config_of(num_experts, top_k, size, width, kind, gated)
     experts = SbiExperts(config, FusedRegions(device.kernels, 2), LoopExperts(config, device))  # type: ignore[arg-type]
-    if by_rows:
+    if way == "rows":
         counts = stacks.rng.multinomial(num_tokens * top_k, stacks.rng.dirichlet(np.full(num_experts, 0.3)))
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         of_row = np.repeat(np.arange(num_experts), counts)
@@ -71,8 +71,15 @@ def check_experts(
         chosen = np.stack([stacks.rng.permutation(num_experts)[:top_k] for _ in range(num_tokens)]).astype(np.int32)
         of_row = chosen.reshape(-1)
         held, x = stacks.rows(num_tokens, size)
-        got = poisoned(device, experts.pairs, device.to_device(held), stacks.weights, device.to_device(chosen))
         x = np.repeat(x, top_k, axis=0)
+        if way == "pairs":
+            got = poisoned(device, experts.pairs, device.to_device(held), stacks.weights, device.to_device(chosen))
+        else:
+            slots, routes = routes_of(chosen, num_experts)
+            tables = Routes(device.to_device(slots), device.to_device(routes), min(num_experts, chosen.size))
+            got = poisoned(device, experts.active, device.to_device(held), stacks.weights, tables)
+            order = np.argsort(slots.reshape(-1))
+            of_row, x = of_row[order], x[order]
     device.synchronize()
     host = device.to_host(got)
     assert host.dtype == np.float32 and host.shape == (num_tokens * top_k, size)
@@ -82,6 +89,22 @@ def check_experts(
         bar = 2 * ROUNDING[dtype] * magnitude + 1e-5
         error = np.abs(host[mine] - want)
         assert (error <= bar).all(), f"expert {e}: off by {(error / bar).max():.3g} times the bar"  # a NaN fails too
+
+
+def routes_of(chosen: np.ndarray, num_experts: int) -> tuple[np.ndarray, np.ndarray]:
+    """(slots, routes) of l3_moe/gate.py's Routes, the plain way."""
+    pairs = chosen.reshape(-1)
+    sources = np.argsort(pairs, kind="stable").astype(np.int32)
+    slots = np.empty(len(pairs), np.int32)
+    slots[sources] = np.arange(len(pairs))
+    counts = np.bincount(pairs, minlength=num_experts)
+    active, places = np.flatnonzero(counts), min(num_experts, len(pairs))
+    ends = np.cumsum(counts[active])
+    routes = np.full(2 * places + 1 + len(pairs), -1, np.int32)
+    routes[: len(active)] = active
+    routes[places : places + len(active) + 1] = [0, *ends]
+    routes[2 * places + 1 :] = sources
+    return slots.reshape(chosen.shape), routes
 
 
 def check_gate(device: Device, dtype: str, kind: str, num_tokens: int, num_experts: int, top_k: int, size: int, over_all: bool, equal: bool = False) -> None:
@@ -94,7 +117,7 @@ def check_gate(device: Device, dtype: str, kind: str, num_tokens: int, num_exper
         gate[num_experts // 2 :] = gate[: num_experts - num_experts // 2]
     norm = NormArgs(kind, device.to_device(gain), None if shift is None else device.to_device(shift), 1e-5)
     weight = Weight(device.to_device(gate), "fp32")
-    rows, experts, share = poisoned(device, gate_few, device.kernels, device.to_device(x), norm, weight, top_k, over_all, dtype)
+    rows, experts, share, tables = poisoned(device, gate_few, device.kernels, device.to_device(x), norm, weight, top_k, over_all, dtype)
     device.synchronize()
     centred = wide(x) - (wide(x).mean(1, keepdims=True) if kind == "layernorm" else 0)
     normed = centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5) * gain + (0 if shift is None else shift)
@@ -111,16 +134,23 @@ def check_gate(device: Device, dtype: str, kind: str, num_tokens: int, num_exper
             places = {int(e): i for i, e in enumerate(row)}
             assert all(e - num_experts // 2 in places and places[e - num_experts // 2] < i for e, i in places.items() if e >= num_experts // 2 and e - num_experts // 2 < twins)
     assert np.abs(got - parts).max() <= 1e-4
+    slots, routes = routes_of(found, num_experts)
+    places = min(num_experts, found.size)
+    used = np.r_[np.arange(places), places + np.arange(np.unique(found).size + 1), np.arange(2 * places + 1, len(routes))]  # not the starts of nobody
+    np.testing.assert_array_equal(device.to_host(tables.slots), slots)
+    np.testing.assert_array_equal(device.to_host(tables.routes)[used], routes[used])
+    counts = device.kernels.zero_counts()  # type: ignore[attr-defined]
+    assert not device.to_host(counts).any()
 
 
 def check_few_tokens(device: Device, dtype: str, num_tokens: int) -> None:
     """Gate and experts together: y of each pair is its expert's, of the rows that the gate made."""
-    num_experts, top_k, size, width = 8, 2, 64, 32
+    num_experts, top_k, size, width = 4, 2, 48, 16
     stacks = Stacks(device, dtype, num_experts, size, width, True, False)
     config = config_of(num_experts, top_k, size, width, "silu", True)
     few = FewTokens(config, SbiExperts(config, FusedRegions(device.kernels, 2), LoopExperts(config, device)))  # type: ignore[arg-type]
     x, norm = normal(stacks.rng, num_tokens, size), NormArgs("rmsnorm", device.to_device(np.ones(size, np.float32)), None, 1e-5)
-    assert few.takes(device.to_device(x), norm, stacks.weights)
+    assert few.takes(num_tokens, stacks.weights)
     rows, tables, y = poisoned(device, few, device.to_device(x), norm, stacks.weights)
     device.synchronize()
     normed, host = wide(decode(device.to_host(rows), CARRIED[dtype])), device.to_host(y)

@@ -22,7 +22,13 @@ def test_pairs(
 @pytest.mark.parametrize(("num_experts", "num_tokens", "top_k"), [(8, 16, 2), (8, 199, 2), (128, 512, 1), (3, 1, 1), (8, 700, 2)])
 def test_rows(device: Device, dtype: str, kind: str, gated: bool, with_bias: bool, num_experts: int, num_tokens: int, top_k: int) -> None:
     """The last one is for the loop."""
-    checks.check_experts(device, dtype, kind, gated, num_experts, top_k, num_tokens, 528, 256, with_bias, by_rows=True)
+    checks.check_experts(device, dtype, kind, gated, num_experts, top_k, num_tokens, 528, 256, with_bias, "rows")
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "int8"])
+@pytest.mark.parametrize(("num_experts", "num_tokens", "top_k"), [(8, 2, 2), (8, 16, 2), (128, 8, 1), (3, 16, 3), (60, 16, 8)])
+def test_active(device: Device, dtype: str, num_experts: int, num_tokens: int, top_k: int) -> None:
+    checks.check_experts(device, dtype, "silu", True, num_experts, top_k, num_tokens, 1040, 256, True, "active")
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])

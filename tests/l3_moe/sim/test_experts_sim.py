@@ -21,11 +21,16 @@ def test_pairs(device: Device, dtype: str, kind: str, gated: bool, with_bias: bo
     [("fp16", "silu", True, False, 1, 1), ("bf16", "gelu_new", False, True, 19, 2), ("int8", "silu", True, True, 7, 2)],
 )
 def test_rows(device: Device, dtype: str, kind: str, gated: bool, with_bias: bool, num_tokens: int, top_k: int) -> None:
-    checks.check_experts(device, dtype, kind, gated, 2, top_k, num_tokens, 80, 16, with_bias, by_rows=True)
+    checks.check_experts(device, dtype, kind, gated, 2, top_k, num_tokens, 80, 16, with_bias, "rows")
+
+
+@pytest.mark.parametrize(("dtype", "num_experts", "num_tokens", "top_k"), [("fp16", 3, 2, 2), ("int8", 7, 2, 1), ("bf16", 2, 17, 1)])
+def test_active(device: Device, dtype: str, num_experts: int, num_tokens: int, top_k: int) -> None:
+    checks.check_experts(device, dtype, "silu", True, num_experts, top_k, num_tokens, 64, 16, True, "active")
 
 
 @pytest.mark.parametrize(
-    ("kind", "num_tokens", "num_experts", "top_k", "size"), [("rmsnorm", 1, 8, 2, 48), ("layernorm", 2, 3, 3, 1032), ("rmsnorm", 2, 60, 4, 64), ("layernorm", 1, 1, 1, 4104)]
+    ("kind", "num_tokens", "num_experts", "top_k", "size"), [("rmsnorm", 1, 8, 2, 48), ("layernorm", 2, 3, 3, 1032), ("rmsnorm", 3, 60, 4, 64), ("layernorm", 1, 1, 1, 4104), ("rmsnorm", 1, 17, 2, 4104)]
 )
 def test_gate(device: Device, kind: str, num_tokens: int, num_experts: int, top_k: int, size: int) -> None:
     checks.check_gate(device, "fp16", kind, num_tokens, num_experts, top_k, size, over_all=num_tokens > 1, equal=num_experts > 3)
@@ -33,3 +38,4 @@ def test_gate(device: Device, kind: str, num_tokens: int, num_experts: int, top_
 
 def test_few_tokens(device: Device) -> None:
     checks.check_few_tokens(device, "fp16", 1)
+    checks.check_few_tokens(device, "fp16", 3)
