@@ -18,7 +18,8 @@ from models.runner import Runner
 from tests.conformance.check import load_case
 from tests.equivalence.judge import Verdict, judge
 from tests.equivalence.observe import Observation, observe
-from tests.equivalence.oracle import oracle_device
+from tests.equivalence.oracle import as_held, oracle_device, slices
+from tests.equivalence.oracle_moe import PlainMoE
 from tests.equivalence.settings import Setting
 
 CASES = Path(__file__).parents[1] / "conformance"
@@ -45,31 +46,37 @@ def check_setting(setting: Setting, device: Any, shard: Shard | None = None, col
 
 def reference(setting: Setting, case: dict[str, Any]) -> Observation:
     """The golden values, or a float64 run where there are none."""
-    computed = _float64(case["name"], setting.dtype, setting.layers, setting.short, setting.int8)
+    held_by = setting.slices if setting.numbers == "int8" else (1, 1)
+    computed = _float64(case["name"], setting.dtype, setting.layers, setting.short, setting.int8, held_by)
     is_golden = setting.dtype == "fp32" and not setting.layers and not setting.short
     return {**computed, **case} if is_golden else computed
 
 
 @lru_cache(maxsize=256)
-def _float64(name: str, dtype: str, layers: int, short: bool, int8: str) -> Observation:
+def _float64(name: str, dtype: str, layers: int, short: bool, int8: str, held_by: tuple[int, int]) -> Observation:
     case = shortened(load_case(CASES / name)) if short else load_case(CASES / name)
-    runner = build(case["dir"], oracle_device(), dtype, layers, Shard(), NoCollective(), int8)
+    runner = build(case["dir"], oracle_device(), dtype, layers, Shard(), NoCollective(), int8, held_by=held_by)
     runner.kv_dtype = "fp32"
     return observe(runner, case, "together")
 
 
 def build(
     folder: Path, device: Any, dtype: str, layers: int, shard: Shard, collective: Any, int8: str = "w8a16", pipe: Any = None, kv: str = "gpu",
-    parity: bool = False,
+    parity: bool = False, held_by: tuple[int, int] = (1, 1),
 ) -> Runner:  # fmt: skip
+    """The runner of one rank. held_by: for the oracle, which stands for all of them, `Setting.slices`."""
     checkpoint = open_checkpoint(folder)
     config = cut(checkpoint.config, layers) if layers else checkpoint.config
     stage = make_stages(config, pipe.size)[pipe.stage] if pipe is not None else None
     _, ends, tensors = stream_model(checkpoint, dtype, shard, layers=range(config.num_layers), stage=stage)
     if int8 == "w8a8":
         tensors = rounding_activations(tensors)
+    if held_by != (1, 1):
+        held = [stream_model(checkpoint, dtype, part, layers=range(config.num_layers))[2] for part in slices(*held_by)]
+        tensors = (as_held(layer, parts) for layer, *parts in zip(tensors, *held, strict=True))
     moved = shard.rank % 2 if parity else None
-    return Runner(config, device, shard, collective, to_device(device, ends), ResidentWeights.load(device, tensors), dtype, stage, kv, moved)
+    sparse = PlainMoE(config, device) if device.name == "float64" and config.moe is not None else None
+    return Runner(config, device, shard, collective, to_device(device, ends), ResidentWeights.load(device, tensors), dtype, stage, kv, moved, sparse)
 
 
 def cut(config: ModelConfig, layers: int) -> ModelConfig:

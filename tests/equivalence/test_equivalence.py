@@ -14,10 +14,13 @@ import numpy as np
 import pytest
 
 from l1_kernels.device import open_device
+from l1_kernels.weight import Weight, decode
 from l2_dense_parallel.collectives import NoCollective
 from l2_dense_parallel.slicing import Shard
+from models.loading import load_layers, open_checkpoint
 from tests.conformance.check import cases, load_case
 from tests.equivalence.judge import Verdict, judge
+from tests.equivalence.oracle import as_held, slices
 from tests.equivalence.run import CASES, build, check_setting, reference
 from tests.equivalence.settings import CPU_SETTINGS, DECODERS, ENCODERS, GPU_SETTINGS, GRAPHED, SIM_SETTINGS, TWO_GPU_SETTINGS, Setting
 
@@ -75,6 +78,25 @@ def test_two_gpus(setting: Setting, tmp_path: Path) -> None:
 
 def test_every_conformance_case_is_in_the_harness() -> None:
     assert sorted([*DECODERS, *ENCODERS]) == [folder.name for folder in cases(CASES)]
+
+
+@pytest.mark.parametrize(("tp", "es"), [(2, 2), (2, 1), (1, 2), (4, 2)])
+def test_the_oracle_holds_what_ranks_hold(tp: int, es: int) -> None:
+    """Of int8 matrices that are cut by columns, each rank's numbers with its own scales, at its columns."""
+    checkpoint = open_checkpoint(CASES / "mixtral")
+    whole, *held = (next(load_layers(checkpoint, "int8", part)) for part in (Shard(), *slices(tp, es)))
+    joined = as_held(whole, held)
+    for name, count in (("attn.out.weight", tp), ("moe.down.weight", es)):
+        matrix, start = joined[name], 0
+        assert isinstance(matrix, Weight) and matrix.shape == whole[name].shape
+        assert matrix.dtype == ("int8" if count == 1 else "fp32")
+        for part in (tensors[name] for tensors in held[: count if count > 1 else 0]):
+            assert isinstance(part, Weight)
+            end = start + part.shape[-1]
+            np.testing.assert_array_equal(matrix.data[..., start:end], decode(part.data, part.dtype, part.scale))
+            start = end
+        assert start == (0 if count == 1 else matrix.shape[-1])
+    assert joined["attn.qkv.weight"] is whole["attn.qkv.weight"] and joined["moe.up.weight"] is whole["moe.up.weight"]
 
 
 def test_a_graph_is_refused_for_the_other_cases() -> None:
