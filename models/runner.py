@@ -39,10 +39,11 @@ class Runner:
     def __init__(
         self, config: ModelConfig, device: Device, shard: Shard, collective: Collective, ends: Tensors, weights: WeightSource, dtype: str,
         stage: Stage | None = None, kv: str = "gpu",
-        offload_parity: int | None = None,
+        offload_parity: int | None = None, sparse: FeedForward | None = None,
     ) -> None:  # fmt: skip
         """`ends` are the tensors outside the layers, on the device; `weights` gives the layers'; `dtype` is --dtype. With a `stage` of
-        a pipeline, those that it holds, and `weights` counts its layers from 0; models/pipeline.py then runs it. kv: --kv; offload_parity: which of every two layers move, None: all."""
+        a pipeline, those that it holds, and `weights` counts its layers from 0; models/pipeline.py then runs it. kv: --kv; offload_parity: which of every two layers move, None: all.
+        sparse: the feed-forward of layers with experts; default l3_moe/table_moe.py's."""
         self.config = config
         self.stage = stage or whole(config)
         self.kv, self.offload_parity = kv, offload_parity
@@ -57,15 +58,16 @@ class Runner:
         self.embedding = Embedding(config, device, edges, self._reduce)
         self.head = Head(config, device, edges, self._gather)
         self.rotary = None if config.rope is None else Rotary(config.rope, config.max_positions, device)
-        self.blocks = self._build_blocks()
+        self.blocks = self._build_blocks(sparse)
 
-    def _build_blocks(self) -> list[Block]:
+    def _build_blocks(self, sparse: FeedForward | None) -> list[Block]:
         config, device, heads = self.config, self.device, self.heads
         slopes = None
         if config.positions == "alibi":
             slopes = device.to_device(alibi_slopes(config.num_heads)[heads.first : heads.first + heads.count])
         dense = DenseFeedForward(config, device)
-        sparse = None if config.moe is None else TableMoE(config, device, self.collective.watched)
+        if sparse is None and config.moe is not None:
+            sparse = TableMoE(config, device, self.collective.watched)
 
         def block(layer: int) -> Block:
             ffn: FeedForward = sparse if sparse is not None and config.is_moe(layer) else dense

@@ -100,7 +100,7 @@ class Setting:
         return self.cases or (*DECODERS, *ENCODERS)
 
 
-# A graph holds no step that needs the host: for its tables (dynamic), or to gather experts' tokens.
+# A graph holds no step that needs the host: for its tables (dynamic), or, on the host itself, to gather experts' tokens.
 GRAPHED = tuple(name for name in (*DECODERS, *ENCODERS) if name not in ("llama_rope_dynamic", "mixtral", "olmoe", "qwen2_moe"))
 SPARSE = ("mixtral", "olmoe", "qwen2_moe")
 SIM_CASES = ("gpt2", "gptj", "llama_gqa")
@@ -172,6 +172,8 @@ GPU_SETTINGS = [
     Setting(device="cuda", graph=True, batch="staggered", dtype="fp16", cases=GRAPHED),
     Setting(device="cuda", graph=True, overlap=False, dtype="fp16", cases=GRAPHED),
     Setting(device="cuda", graph=True, batch="staggered", dtype="int8", cases=GRAPHED),
+    Setting(device="cuda", graph=True, batch="staggered", dtype="fp16", cases=SPARSE),
+    Setting(device="cuda", graph=True, batch="alone", dtype="int8", cases=SPARSE),
 ]
 TWO_GPU_SETTINGS = [
     Setting(device="cuda", tp=2, cases=(*TWO_GPU_CASES, "bloom")),
