@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from l1_kernels.device import Device
-from l1_kernels.weight import Array
+from l1_kernels.weight import Array, Weight
 from l3_moe.tables import RoutingTables
 
 
@@ -29,6 +29,13 @@ class MoEKernels(Protocol):
         not written."""
         ...
 
+    def route_rows(
+        self, x: Array, gate: Weight, top_k: int, softmax_first: bool, renormalise: bool, dtype: str, capacity: int | None = None
+    ) -> tuple[RoutingTables, Array]:
+        """`tables` of the logits x @ gate^T, and `dispatch` of x: x float32 [T, D], gate [E, D] of fp32. On a GPU everything but the product is one
+        launch (paper: all but the last transformation fused), and the product is exact to float32 while |x| < 65504."""
+        ...
+
     def combine(self, y: Array, tables: RoutingTables, residual: Array | None) -> Array:
         """residual[t] += sum over j of share[t, j] * y[slots[t, j]]: y float32 [T * k, D], residual float32 [T, D] in place, and returned; None: onto
         zeros, in a new array. Added in the order of j; a pair with no row adds nothing."""
@@ -39,7 +46,7 @@ def open_moe_kernels(device: Device) -> MoEKernels:
     if device.name == "cpu":
         from l3_moe.routing.cpu_launch import CpuMoEKernels
 
-        return CpuMoEKernels()
+        return CpuMoEKernels(device.kernels)
     from l1_kernels.gpu_kernels import GpuKernels
     from l3_moe.routing.gpu_launch import GpuMoEKernels
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from l1_kernels import checks
 from l1_kernels.checks import FLOAT32, INT32
-from l1_kernels.weight import Array
+from l1_kernels.weight import Array, Weight
 from l3_moe.tables import RoutingTables
 
 FLOATS = ("fp32", "fp16", "bf16")
@@ -24,6 +24,19 @@ def choice(experts: Array, share: Array, num_experts: int, capacity: int | None)
     checks.array(share, "share", FLOAT32, experts.shape)
     if num_experts < 1:
         checks.reject("num_experts", "at least 1", num_experts)
+    room(capacity)
+
+
+def gated(x: Array, gate: Weight, top_k: int, dtype: str, capacity: int | None) -> None:
+    checks.matrix(gate, "gate")
+    if gate.dtype != "fp32":
+        checks.reject("gate", "a Weight of fp32", gate.dtype)
+    checks.ranked(x, "x", FLOAT32, 2)
+    if x.shape[1] != gate.shape[1]:
+        checks.reject("x", f"[T, {gate.shape[1]}] (gate's D)", checks.describe(x))
+    if not 1 <= top_k <= gate.shape[0]:
+        checks.reject("top_k", f"in 1..{gate.shape[0]} (gate's E)", top_k)
+    checks.known(dtype, "dtype", FLOATS)
     room(capacity)
 
 

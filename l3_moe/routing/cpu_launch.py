@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from l1_kernels.weight import CARRIER, Array, encode
+from l1_kernels.kernels import Kernels
+from l1_kernels.weight import CARRIER, Array, Weight, encode
 from l3_moe.routing import check, cpu
 from l3_moe.tables import RoutingTables
 
@@ -15,6 +16,9 @@ NO_LIMIT = (1 << 31) - 1
 
 class CpuMoEKernels:
     _empty: Callable[..., np.ndarray] = staticmethod(np.empty)  # tests put one in its place that fills with NaN
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.kernels = kernels
 
     def tables(self, logits: Array, top_k: int, softmax_first: bool, renormalise: bool, capacity: int | None = None) -> RoutingTables:
         check.gate(logits, top_k, capacity)
@@ -32,6 +36,13 @@ class CpuMoEKernels:
         rows = self._empty((tables.num_tokens * tables.top_k, x.shape[1]), CARRIER[dtype])
         cpu.gather(encode(x, dtype), tables.sources, tables.top_k, int(tables.offsets[-1]), rows)
         return rows
+
+    def route_rows(
+        self, x: Array, gate: Weight, top_k: int, softmax_first: bool, renormalise: bool, dtype: str, capacity: int | None = None
+    ) -> tuple[RoutingTables, Array]:
+        check.gated(x, gate, top_k, dtype, capacity)
+        tables = self.tables(self.kernels.linear(x, gate), top_k, softmax_first, renormalise, capacity)
+        return tables, self.dispatch(x, tables, dtype)
 
     def combine(self, y: Array, tables: RoutingTables, residual: Array | None) -> Array:
         check.combine(y, tables, residual)

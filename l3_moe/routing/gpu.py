@@ -31,12 +31,14 @@ import numpy as np
 from numba import types
 
 from l1_kernels import groups, ptx
-from l1_kernels.carrier import F32_2D, F32_3D, I32_1D, I32_2D
+from l1_kernels.carrier import F32_2D, F32_3D, I32_1D, I32_2D, array_type
 from l1_kernels.cuda_api import cuda, early, math
+from l3_moe.routing.layout import SEGMENT, make_segment_copy
 
 MAX_EXPERTS, MAX_TOP_K = 512, 16
-WARPS = 16  # a block at most
 ONE_BLOCK, TOKENS, BLOCKS = 32, 8, 128  # up to so many tokens one block; beyond, so many tokens a block, until there are BLOCKS blocks
+ONE_BLOCK_ROWS = 8  # the same where rows are copied too; beyond, one token a block
+PARTS = 4  # of a token's logits that are asked for at a time
 RANK = 1024  # a pair's place in its block: rank * RANK + expert
 NOBODY = np.int32(-1)
 ZERO, INFINITY, NAN = np.float32(0), np.float32(np.inf), np.float32(np.nan)
@@ -46,23 +48,59 @@ lane_index, warp_index, num_warps = groups.lane, groups.warp, groups.num_warps
 
 
 @cache
-def make_choose(pieces: int) -> Callable[..., Any]:
-    """choose(logits, t, over_all, experts, share, places, at): a warp's work for token t; its experts go to places[at ..] too."""
+def make_load(pieces: int, split: bool) -> Callable[..., Any]:
+    """load(logits, t, num_experts, values): this lane's experts of token t; split: of several parts, whose rows begin at multiples of 16 bytes."""
+    wide, held_size = pieces % 4 == 0, PARTS * pieces
 
     @cuda.jit(device=True, forceinline=True)
-    def choose(logits, t, over_all, experts, share, places, at):
+    def load_part(logits, p, t, first, held, at):
+        if wide:
+            pitch = logits.shape[2]
+            row = (p * logits.shape[1] + t) * pitch
+            for i in range(0, pieces, 4):
+                four = ptx.load16_floats(logits, row + min(first + i, pitch - 4))
+                held[at + i], held[at + i + 1], held[at + i + 2], held[at + i + 3] = four
+        else:
+            for i in range(pieces):
+                held[at + i] = logits[p, t, min(first + i, logits.shape[2] - 1)]
+
+    @cuda.jit(device=True, forceinline=True)
+    def load_parts(logits, t, num_experts, values):
+        held = cuda.local.array(held_size, types.float32)
+        num_parts = logits.shape[0]
+        for i in range(pieces):
+            values[i] = ZERO
+        for p in range(0, num_parts, PARTS):
+            for u in range(PARTS):
+                load_part(logits, min(p + u, num_parts - 1), t, lane_index() * pieces, held, u * pieces)
+            for u in range(PARTS):
+                for i in range(pieces):
+                    values[i] += held[u * pieces + i] if p + u < num_parts else ZERO
+
+    @cuda.jit(device=True, forceinline=True)
+    def load(logits, t, num_experts, values):
+        for i in range(pieces):
+            values[i] = logits[0, t, min(lane_index() * pieces + i, num_experts - 1)]
+
+    return load_parts if split else load
+
+
+@cache
+def make_choose(pieces: int, split: bool) -> Callable[..., Any]:
+    """choose(logits, t, num_experts, over_all, experts, share, places, at): a warp's work for token t; its experts go to places[at ..] too."""
+    load = make_load(pieces, split)
+
+    @cuda.jit(device=True, forceinline=True)
+    def choose(logits, t, num_experts, over_all, experts, share, places, at):
         values = cuda.local.array(pieces, types.float32)
-        num_parts, _, num_experts = logits.shape
         lane, top_k = lane_index(), experts.shape[1]
         first = lane * pieces
+        load(logits, t, num_experts, values)
         broken = False
         for i in range(pieces):
-            e = first + i
-            value = ZERO
-            for p in range(num_parts):
-                value += logits[p, t, min(e, num_experts - 1)]
-            broken = broken or (e < num_experts and value != value)
-            values[i] = value if e < num_experts and value > -INFINITY else -INFINITY
+            inside = first + i < num_experts
+            broken = broken or (inside and values[i] != values[i])
+            values[i] = values[i] if inside and values[i] > -INFINITY else -INFINITY
         taken, top, total = np.int32(0), ZERO, ZERO
         my_expert, my_weight = np.int32(0), ZERO  # lane j keeps choice j
         for j in range(top_k):
@@ -153,18 +191,23 @@ def make_find_starts(pieces: int) -> Callable[..., Any]:
 
 
 @cache
-def make_tables(pieces: int, given: bool) -> Callable[..., Any]:
-    """kernel(logits, over_all, capacity, stretch, counter, histogram, experts, share, slots, sources, offsets, dropped)[B, threads, stream,
-    4 * k * stretch] for 32 * pieces experts at most.
+def make_tables(pieces: int, source: str, dtype: str | None = None) -> Callable[..., Any]:
+    """kernel(logits, over_all, capacity, stretch, counter, histogram, experts, share, slots, sources, offsets, dropped, x, rows)[B, threads,
+    stream, 4 * k * stretch] for 32 * pieces experts at most.
 
-    given: experts [T, k] exist, and logits, over_all and share are not looked at. stretch: tokens of a block. counter: groups.grid_sync's.
-    histogram: int32 [B, 32 * pieces], scratch. slots: int32 [T * k]"""
-    num_slots, num_starts = 32 * pieces, 32 * pieces + 1
-    choose, find_starts = make_choose(pieces), make_find_starts(pieces)
+    source: "logits" [1, T, E], "parts" [P, T, E or more], or "given": experts [T, k] exist, and logits, over_all and share are not looked at
+    dtype: of the rows that x [T, D] is dispatched to (layout.py), D a multiple of 8; None: there are none, and x, rows are not looked at
+    stretch: tokens of a block. counter: groups.grid_sync's. histogram: int32 [B, 32 * pieces], scratch. slots: int32 [T * k]"""
+    num_slots, num_starts, num_held = 32 * pieces, 32 * pieces + 1, SEGMENT // 32
+    given, has_rows = source == "given", dtype is not None
+    choose, find_starts = make_choose(pieces, source == "parts"), make_find_starts(pieces)
+    ask, put = make_segment_copy(dtype or "fp32")
 
     @early()
-    @cuda.jit(launch_bounds=(32 * WARPS, 1))
-    def tables(logits, over_all, capacity, stretch, counter, histogram, experts, share, slots, sources, offsets, dropped):
+    @cuda.jit(launch_bounds=(32 * warps_of(pieces), 1))
+    def tables(
+        logits, over_all, capacity, stretch, counter, histogram, experts, share, slots, sources, offsets, dropped, x, rows
+    ):  # fmt: skip
         counts = cuda.shared.array(num_slots, types.int32)
         before = cuda.shared.array(num_slots, types.int32)
         totals = cuda.shared.array(num_slots, types.int32)
@@ -174,7 +217,8 @@ def make_tables(pieces: int, given: bool) -> Callable[..., Any]:
         num_tokens, top_k = experts.shape
         num_experts = offsets.shape[0] - 1
         first = block * stretch
-        count = max(0, min(stretch, num_tokens - first)) * top_k
+        tokens_here = max(0, min(stretch, num_tokens - first))
+        count = tokens_here * top_k
         ptx.take_turn()
         for e in range(thread, num_slots, threads):
             counts[e] = before[e] = totals[e] = 0
@@ -185,11 +229,17 @@ def make_tables(pieces: int, given: bool) -> Callable[..., Any]:
                 places[i] = expert if 0 <= expert and expert < num_experts else NOBODY
         else:
             for t in range(first + warp_index(), min(first + stretch, num_tokens), num_warps()):
-                choose(logits, t, over_all, experts, share, places, (t - first) * top_k)
+                choose(logits, t, num_experts, over_all, experts, share, places, (t - first) * top_k)
         cuda.syncthreads()
         if warp_index() == 0:
             rank_pairs(places, count, counts)
         cuda.syncthreads()
+        if has_rows:  # a warp's first segment is on its way while blocks wait for each other; warp 0's would hold up its release
+            held = cuda.local.array(num_held, types.float32)
+            num_segments = (x.shape[1] + SEGMENT - 1) // SEGMENT
+            work = warp_index()
+            if 0 < work and work < tokens_here * num_segments:
+                ask(held, x, first + work // num_segments, work % num_segments)
         if cuda.gridDim.x > 1:
             for e in range(thread, num_slots, threads):
                 histogram[block, e] = counts[e]
@@ -211,14 +261,29 @@ def make_tables(pieces: int, given: bool) -> Callable[..., Any]:
                     slot = starts[expert] + within
                     sources[slot] = first * top_k + i
             slots[first * top_k + i] = slot
+            places[i] = slot
         kept = starts[num_slots]
         for i in range(kept + block * threads + thread, num_tokens * top_k, cuda.gridDim.x * threads):
             sources[i] = NOBODY
         if block == 0:
             for e in range(thread, num_experts + 1, threads):
                 offsets[e] = starts[e]
+        if has_rows:
+            if work == 0 and work < tokens_here * num_segments:
+                ask(held, x, first, 0)
+            cuda.syncthreads()
+            while work < tokens_here * num_segments:
+                put(held, rows, places, work // num_segments * top_k, top_k, work % num_segments)
+                work += num_warps()
+                if work < tokens_here * num_segments:
+                    ask(held, x, first + work // num_segments, work % num_segments)
 
     return tables
+
+
+def warps_of(pieces: int) -> int:
+    """Warps of a block at most: a lane that holds many logits needs the registers of two."""
+    return 16 if pieces < 16 else 8
 
 
 def pieces_of(num_experts: int) -> int:
@@ -228,7 +293,11 @@ def pieces_of(num_experts: int) -> int:
 
 def variants() -> Iterator[tuple[str, Callable[..., Any], tuple[types.Type, ...]]]:
     integers = (types.int32, types.int64, I32_1D, I32_2D, I32_2D)
+    tables = (F32_3D, types.boolean, *integers, F32_2D, I32_1D, I32_1D, I32_1D, I32_1D, F32_2D)
     for pieces in (1, 2, 4, 8, 16):
-        for given in (False, True):
-            name = f"tables_{32 * pieces}{'_given' if given else ''}"
-            yield name, make_tables(pieces, given), (F32_3D, types.boolean, *integers, F32_2D, I32_1D, I32_1D, I32_1D, I32_1D)
+        yield f"tables_{32 * pieces}", make_tables(pieces, "logits"), (*tables, F32_2D)
+        yield f"tables_{32 * pieces}_fp16", make_tables(pieces, "parts", "fp16"), (*tables, array_type("fp16", 2))
+    for pieces in (1, 16):
+        yield f"tables_{32 * pieces}_given", make_tables(pieces, "given"), (*tables, F32_2D)
+    for dtype in ("fp32", "bf16"):
+        yield f"tables_128_{dtype}", make_tables(4, "parts", dtype), (*tables, array_type(dtype, 2))

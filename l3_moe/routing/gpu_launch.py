@@ -1,4 +1,4 @@
-"""`MoEKernels` on CuPy arrays, or on NumPy arrays in the simulator: which kernel of gpu.py and layout.py, with how many blocks."""
+"""`MoEKernels` on CuPy arrays, or on NumPy arrays in the simulator: which kernel of gpu.py, layout.py and product.py, with how many blocks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 from l1_kernels import checks
 from l1_kernels.gpu_kernels import GpuKernels, ceil_div, threads
-from l1_kernels.weight import CARRIER, Array
-from l3_moe.routing import check
-from l3_moe.routing.gpu import BLOCKS, MAX_EXPERTS, MAX_TOP_K, ONE_BLOCK, TOKENS, WARPS, make_tables, pieces_of
+from l1_kernels.weight import CARRIER, Array, Weight
+from l3_moe.routing import check, product
+from l3_moe.routing.gpu import BLOCKS, MAX_EXPERTS, MAX_TOP_K, ONE_BLOCK, ONE_BLOCK_ROWS, TOKENS, make_tables, pieces_of, warps_of
 from l3_moe.routing.layout import NUMBERS, make_combine, make_dispatch
 from l3_moe.tables import RoutingTables
 
@@ -24,21 +24,53 @@ class GpuMoEKernels:
 
     def __init__(self, kernels: GpuKernels, multiprocessors: int, stream: Callable[[], Any]) -> None:
         self.kernels = kernels
-        self.most_blocks = min(BLOCKS, multiprocessors)
+        self.multiprocessors = multiprocessors
         self._stream = stream
         self._counters: dict[Any, Array] = {}  # of the grid's barrier, by stream: the launches of a stream follow each other
 
     def tables(self, logits: Array, top_k: int, softmax_first: bool, renormalise: bool, capacity: int | None = None) -> RoutingTables:
         check.gate(logits, top_k, capacity)
-        shape = (logits.shape[0], top_k)
-        experts, share = self.kernels.new(shape, np.int32), self.kernels.new(shape, np.float32)
+        _limit("top_k", f"at most {MAX_TOP_K}", top_k, top_k <= MAX_TOP_K)
+        _limit("logits", f"[T, E] with T up to {MAX_TOKENS} and E up to {MAX_EXPERTS}", logits, _takes(*logits.shape))
+        choice = self._new_choice(logits.shape[0], top_k)
         over_all = bool(softmax_first and not renormalise)
-        return self._tables(logits.reshape(1, *logits.shape), over_all, experts, share, logits.shape[1], capacity, given=False)
+        return self._build(logits.reshape(1, *logits.shape), "logits", over_all, *choice, logits.shape[1], capacity)
 
     def tables_of(self, experts: Array, share: Array, num_experts: int, capacity: int | None = None) -> RoutingTables:
         check.choice(experts, share, num_experts, capacity)
+        num_tokens, top_k = experts.shape
+        _limit("num_experts", f"at most {MAX_EXPERTS}", num_experts, num_experts <= MAX_EXPERTS)
+        _limit("experts", f"[T, k] with T up to {MAX_TOKENS} and k up to {MAX_TOP_K}", experts, _takes(num_tokens) and top_k <= MAX_TOP_K)
         nothing = self.kernels.or_absent(None).reshape(1, 1, 1)
-        return self._tables(nothing, False, experts, share, num_experts, capacity, given=True)
+        return self._build(nothing, "given", False, experts, share, num_experts, capacity)
+
+    def route_rows(
+        self, x: Array, gate: Weight, top_k: int, softmax_first: bool, renormalise: bool, dtype: str, capacity: int | None = None
+    ) -> tuple[RoutingTables, Array]:
+        check.gated(x, gate, top_k, dtype, capacity)
+        if not product.takes(x.shape[1]) or not (checks.is_aligned(x) and checks.is_aligned(gate.data)):
+            tables = self.tables(self.kernels.linear(x, gate), top_k, softmax_first, renormalise, capacity)
+            return tables, self.dispatch(x, tables, dtype)
+        _limit("top_k", f"at most {MAX_TOP_K}", top_k, top_k <= MAX_TOP_K)
+        _limit("x", f"[T, D] with T up to {MAX_TOKENS}", x, _takes(x.shape[0]))
+        _limit("gate", f"[E, D] with E up to {MAX_EXPERTS}", gate.data, _takes(0, gate.shape[0]))
+        return self.route_parts(self.gate_parts(x, gate), gate.shape[0], top_k, bool(softmax_first and not renormalise), capacity, x, dtype)
+
+    def gate_parts(self, x: Array, gate: Weight) -> Array:
+        """route_rows' first launch: the logits float32 [P, T, E rounded up to 4], as P parts to be added."""
+        across, grid, chunk = product.plan(x.shape[0], gate.shape[0], x.shape[1], self.multiprocessors)
+        parts = self.kernels.new((grid[2], x.shape[0], ceil_div(gate.shape[0], 4) * 4), np.float32)
+        kernel = product.make_product(across)
+        self.kernels.launch(kernel, grid, product.THREADS, product.shared_bytes(across), x, gate.data, chunk, parts)
+        return parts
+
+    def route_parts(
+        self, parts: Array, num_experts: int, top_k: int, over_all: bool, capacity: int | None, x: Array, dtype: str
+    ) -> tuple[RoutingTables, Array]:
+        """route_rows' second launch: tables and dispatch. over_all: shares are parts of the sum over all E. D is a multiple of 8."""
+        rows = self.kernels.new((x.shape[0] * top_k, x.shape[1]), CARRIER[dtype])
+        choice = self._new_choice(x.shape[0], top_k)
+        return self._build(parts, "parts", over_all, *choice, num_experts, capacity, dtype, x, rows), rows
 
     def dispatch(self, x: Array, tables: RoutingTables, dtype: str) -> Array:
         check.dispatch(x, tables, dtype)
@@ -57,32 +89,36 @@ class GpuMoEKernels:
         self._launch_rows(kernel, tables.num_tokens, y.shape[1] // (4 if wide else 1), y, tables.slots, tables.share, out)
         return out
 
-    def _tables(
-        self, logits: Array, over_all: bool, experts: Array, share: Array, num_experts: int, capacity: int | None, given: bool
-    ) -> RoutingTables:
+    def _new_choice(self, num_tokens: int, top_k: int) -> tuple[Array, Array]:
+        return self.kernels.new((num_tokens, top_k), np.int32), self.kernels.new((num_tokens, top_k), np.float32)
+
+    def _build(
+        self, logits: Array, source: str, over_all: bool, experts: Array, share: Array, num_experts: int, capacity: int | None,
+        dtype: str | None = None, x: Array | None = None, rows: Array | None = None,
+    ) -> RoutingTables:  # fmt: skip
+        """gpu.make_tables' launch."""
         num_tokens, top_k = experts.shape
-        what = "experts" if given else "logits"
-        _limit("num_experts" if given else "logits", f"of at most {MAX_EXPERTS} experts", num_experts, num_experts <= MAX_EXPERTS)
-        _limit("experts" if given else "top_k", f"of k up to {MAX_TOP_K}", top_k, top_k <= MAX_TOP_K)
-        _limit(what, f"of at most {MAX_TOKENS} tokens", num_tokens, num_tokens <= MAX_TOKENS)
-        new = self.kernels.new
+        new, nothing = self.kernels.new, self.kernels.or_absent(None).reshape(1, 1)
         slots, sources = new((num_tokens, top_k), np.int32), new((num_tokens * top_k,), np.int32)
         offsets, dropped = new((num_experts + 1,), np.int32), new((1,), np.int32)
         pieces = pieces_of(num_experts)
-        blocks, stretch = self._spread(num_tokens)
-        block = 32 * (WARPS if blocks > 1 else max(min(WARPS, stretch), pieces))
+        blocks, stretch = self._spread(num_tokens, with_rows=dtype is not None)
+        warps = warps_of(pieces)
+        if blocks == 1 and dtype is None:
+            warps = max(1, min(warps, stretch))
         self.kernels.launch(
-            make_tables(pieces, given), blocks, block, 4 * top_k * max(1, stretch),
+            make_tables(pieces, source, dtype), blocks, 32 * warps, 4 * top_k * max(1, stretch),
             logits, over_all, np.int32(min(capacity or NO_LIMIT, NO_LIMIT)), stretch, self._counter(), new((blocks, 32 * pieces), np.int32),
-            experts, share, slots.reshape(-1), sources, offsets, dropped,
+            experts, share, slots.reshape(-1), sources, offsets, dropped, nothing if x is None else x, nothing if rows is None else rows,
         )  # fmt: skip
         return RoutingTables(experts, share, slots, sources, offsets, dropped)
 
-    def _spread(self, num_tokens: int) -> tuple[int, int]:
-        """Blocks, and tokens of each."""
-        if num_tokens <= ONE_BLOCK:
+    def _spread(self, num_tokens: int, with_rows: bool) -> tuple[int, int]:
+        """Blocks, and tokens of each. Rows are copied by all multiprocessors, and from few tokens on."""
+        most_alone, least = (ONE_BLOCK_ROWS, 1) if with_rows else (ONE_BLOCK, TOKENS)
+        if num_tokens <= most_alone:
             return 1, num_tokens
-        stretch = max(TOKENS, ceil_div(num_tokens, self.most_blocks))
+        stretch = max(least, ceil_div(num_tokens, min(BLOCKS, self.multiprocessors)))
         return ceil_div(num_tokens, stretch), stretch
 
     def _counter(self) -> Array:
@@ -95,6 +131,10 @@ class GpuMoEKernels:
         """A thread for each of a token's items, blocks of one token each."""
         block = threads(items)
         self.kernels.launch(kernel, (num_tokens, ceil_div(items, block)), block, 0, *arguments)
+
+
+def _takes(num_tokens: int, num_experts: int = 1) -> bool:
+    return num_tokens <= MAX_TOKENS and num_experts <= MAX_EXPERTS
 
 
 def _limit(name: str, need: str, got: object, good: bool) -> None:

@@ -19,13 +19,15 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from l1_kernels import ptx
+from l1_kernels import groups, ptx
 from l1_kernels.carrier import F32_2D, FLOATS, I32_2D, array_type, storer
 from l1_kernels.cuda_api import cuda, early
 
 ZERO = np.float32(0)
+lane_index = groups.lane
 ZEROS4 = (ZERO, ZERO, ZERO, ZERO)
 PACK = {"fp16": ptx.f32x2_to_f16x2, "bf16": ptx.f32x2_to_bf16x2}
+SEGMENT = 1024  # numbers
 NUMBERS = {"fp32": 4, "fp16": 8, "bf16": 8}  # a thread's, of 16 bytes of a row
 
 
@@ -83,6 +85,52 @@ def make_dispatch(dtype: str, wide: bool) -> Callable[..., Any]:
             copy(x, cuda.blockIdx.x, d, slots, rows)
 
     return dispatch
+
+
+@cache
+def make_segment_copy(dtype: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """dispatch in two halves, for a warp and SEGMENT numbers of a token, so that something may happen in between (gpu.py). D is a multiple of 8.
+
+    ask(held, x, t, segment)    asks for them: 8 numbers a lane, 4 times
+    put(held, rows, slots, at, top_k, segment)    to the rows slots[at .. at + top_k), in shared memory"""
+    hop = 8 * 32
+    steps = SEGMENT // hop
+    if dtype == "fp32":
+
+        @cuda.jit(device=True, forceinline=True)
+        def store(held, i, rows, at):
+            ptx.store16_floats(rows, at, (held[i], held[i + 1], held[i + 2], held[i + 3]))
+            ptx.store16_floats(rows, at + 4, (held[i + 4], held[i + 5], held[i + 6], held[i + 7]))
+
+    else:
+        pack = PACK[dtype]
+
+        @cuda.jit(device=True, forceinline=True)
+        def store(held, i, rows, at):
+            low, high = pack(held[i], held[i + 1]), pack(held[i + 2], held[i + 3])
+            ptx.store16(rows, at, (low, high, pack(held[i + 4], held[i + 5]), pack(held[i + 6], held[i + 7])))
+
+    @cuda.jit(device=True, forceinline=True)
+    def ask(held, x, t, segment):
+        width = x.shape[1]
+        for i in range(steps):
+            d = min(segment * SEGMENT + i * hop + lane_index() * 8, width - 8)
+            a, b = ptx.load16_floats(x, t * width + d), ptx.load16_floats(x, t * width + d + 4)
+            held[8 * i], held[8 * i + 1], held[8 * i + 2], held[8 * i + 3] = a
+            held[8 * i + 4], held[8 * i + 5], held[8 * i + 6], held[8 * i + 7] = b
+
+    @cuda.jit(device=True, forceinline=True)
+    def put(held, rows, slots, at, top_k, segment):
+        width = np.int64(rows.shape[1])
+        for j in range(top_k):
+            slot = slots[at + j]
+            if slot >= 0:
+                for i in range(steps):
+                    d = segment * SEGMENT + i * hop + lane_index() * 8
+                    if d < width:
+                        store(held, 8 * i, rows, slot * width + d)
+
+    return ask, put
 
 
 @cache

@@ -36,6 +36,7 @@ from l1_kernels.cuda_api import cuda, early
 WARPS, THREADS = 8, 256
 EXPERTS = 128  # of a block
 K, STAGES = 32, 4  # of a stage; stages in shared memory
+PARTS, MOST_PARTS = 16, 32
 PER_ROW = K // 4  # pieces of 16 bytes of a row of a stage
 SCALE = 64
 ZERO, UP, DOWN = np.float32(0), np.float32(SCALE), np.float32(1 / SCALE)
@@ -157,6 +158,26 @@ def make_product(across: int) -> Callable[..., Any]:
                         logits[part, t, e] = sums[(n * 2 + m) * 4 + i] * DOWN
 
     return product
+
+
+def takes(size: int) -> bool:
+    return size % K == 0 and size > 0
+
+
+def plan(num_tokens: int, num_experts: int, size: int, multiprocessors: int) -> tuple[int, tuple[int, int, int], int]:
+    """(across, grid, chunk): the largest tile of tokens that, with at most PARTS parts, gives four of five multiprocessors a block; then as many
+    parts as they want. Fewer tokens than that leave some idle: each part costs the tables a read."""
+    across = 2
+    while across < WARPS and tiles_of(num_tokens, num_experts, across) * PARTS * 5 < multiprocessors * 4:
+        across *= 2
+    tiles = tiles_of(num_tokens, num_experts, across)
+    parts = max(1, min(MOST_PARTS, multiprocessors // max(1, tiles), size // K))
+    chunk = -(-size // (K * parts)) * K
+    return across, (-(-num_tokens // tokens_of(across)), -(-num_experts // EXPERTS), -(-size // chunk)), chunk
+
+
+def tiles_of(num_tokens: int, num_experts: int, across: int) -> int:
+    return -(-num_tokens // tokens_of(across)) * -(-num_experts // EXPERTS)
 
 
 def variants() -> Iterator[tuple[str, Callable[..., Any], tuple[types.Type, ...]]]:

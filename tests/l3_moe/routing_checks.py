@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 from l1_kernels.device import Device
-from l1_kernels.weight import CARRIER, decode, encode
+from l1_kernels.weight import CARRIER, Weight, decode, encode
 from l3_moe.kernels import MoEKernels
 from l3_moe.routing import reference
 from l3_moe.tables import RoutingTables
 
 SHARE_TOLERANCE = 2e-6  # of 1: float32's rounding of exponentials and of a sum over E
+GATED_TOLERANCE = 1e-5  # where the logits are a product of float32 too: about 1e-6 of their size, which is a few
 SUM_TOLERANCE = 1e-6  # of the largest term: k products and sums
 WHOLE = ("experts", "slots", "sources", "offsets", "dropped")
 MODES = [(True, False), (True, True), (False, False)]  # softmax_first, renormalise
@@ -62,12 +63,12 @@ def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape).astype(np.float32)
 
 
-def expect_equal(got: RoutingTables, want: RoutingTables) -> None:
+def expect_equal(got: RoutingTables, want: RoutingTables, share_tolerance: float = SHARE_TOLERANCE) -> None:
     for name in WHOLE:
         mine, theirs = getattr(got, name), getattr(want, name)
         assert mine.dtype == np.int32 and mine.shape == theirs.shape and (mine == theirs).all(), f"{name}: {mine} is not {theirs}"
     assert got.share.dtype == np.float32
-    np.testing.assert_allclose(got.share, want.share, rtol=0, atol=SHARE_TOLERANCE)
+    np.testing.assert_allclose(got.share, want.share, rtol=0, atol=share_tolerance)
 
 
 def expect_sound(tables: RoutingTables, num_experts: int, capacity: int | None) -> None:
@@ -195,6 +196,8 @@ def check_no_tokens(on: Routed) -> None:
     assert host.offsets.tolist() == [0] * 6 and host.dropped.tolist() == [0]
     x = on.up(np.zeros((0, 8), np.float32))
     assert on.kernels.dispatch(x, tables, "bf16").shape == (0, 8)
+    tables, rows = on.kernels.route_rows(on.up(np.zeros((0, 32), np.float32)), on.device.weight(Weight(np.ones((5, 32), np.float32), "fp32")), 2, True, False, "fp16")
+    assert rows.shape == (0, 32) and on.down(tables.offsets).tolist() == [0] * 6
     assert on.kernels.combine(x, tables, x) is x and on.kernels.combine(x, tables, None).shape == (0, 8)
 
 
@@ -215,6 +218,12 @@ def check_rejections(on: Routed) -> None:
         ("share", lambda: kernels.tables_of(experts, zeros((3, 3)), 4)),
         ("num_experts", lambda: kernels.tables_of(experts, share, 0)),
         ("capacity", lambda: kernels.tables_of(experts, share, 4, -1)),
+        ("gate", lambda: kernels.route_rows(x, Weight(zeros((4, 8), np.uint16), "fp16"), 2, True, False, "fp16")),
+        ("gate.data", lambda: kernels.route_rows(x, Weight(zeros(8), "fp32"), 2, True, False, "fp16")),
+        ("x", lambda: kernels.route_rows(x, Weight(zeros((4, 9)), "fp32"), 2, True, False, "fp16")),
+        ("top_k", lambda: kernels.route_rows(x, Weight(zeros((4, 8)), "fp32"), 5, True, False, "fp16")),
+        ("dtype", lambda: kernels.route_rows(x, Weight(zeros((4, 8)), "fp32"), 2, True, False, "int8")),
+        ("capacity", lambda: kernels.route_rows(x, Weight(zeros((4, 8)), "fp32"), 2, True, False, "bf16", 0)),
         ("x", lambda: kernels.dispatch(zeros((2, 8)), good, "fp16")),
         ("x", lambda: kernels.dispatch(zeros((3, 8), np.float64), good, "fp16")),
         ("dtype", lambda: kernels.dispatch(x, good, "int8")),
@@ -227,3 +236,32 @@ def check_rejections(on: Routed) -> None:
     for name, call in bad:
         with pytest.raises(ValueError, match=rf"argument {name}\b"):
             call()
+
+
+def check_route_rows(on: Routed, num_tokens: int, num_experts: int, top_k: int, width: int, dtype: str, capacity: int | None = None) -> None:
+    """The gate's product, tables and rows together. A token whose choice float32 cannot tell from another's is left out of the logits' draw."""
+    rng = fresh()
+    gate = normal(rng, num_experts, width) * np.float32(0.05)
+    x = clear_choices(rng, gate, num_tokens, top_k)
+    logits = x.astype(np.float64) @ gate.T.astype(np.float64)
+    tables, rows = on.kernels.route_rows(on.up(x), on.device.weight(Weight(gate, "fp32")), top_k, True, False, dtype, capacity)
+    got = on.tables_down(tables)
+    expect_equal(got, reference.tables(logits, top_k, True, False, capacity), share_tolerance=GATED_TOLERANCE)
+    expect_sound(got, num_experts, capacity)
+    kept = int(got.offsets[-1])
+    found = on.down(rows)
+    assert found.dtype == CARRIER[dtype] and found.shape == (num_tokens * top_k, width)
+    np.testing.assert_array_equal(found[:kept], encode(x, dtype)[got.sources[:kept] // top_k])
+
+
+def clear_choices(rng: np.random.Generator, gate: np.ndarray, num_tokens: int, top_k: int) -> np.ndarray:
+    """x [T, D] whose best top_k + 1 logits lie apart by more than a float32 product errs."""
+    x = normal(rng, num_tokens, gate.shape[1])
+    if top_k == len(gate):
+        top_k -= 1
+    while True:
+        best = -np.sort(-(x.astype(np.float64) @ gate.T.astype(np.float64)), axis=1)[:, : top_k + 1]
+        near = (best[:, :-1] - best[:, 1:] < 1e-4).any(axis=1)
+        if not near.any():
+            return x
+        x[near] = normal(rng, int(near.sum()), gate.shape[1])

@@ -93,6 +93,11 @@ def test_layout(on: Routed, num_tokens: int, num_experts: int, top_k: int, width
     checks.check_layout(on, num_tokens, num_experts, top_k, width, dtype, capacity)
 
 
+@pytest.mark.parametrize(("num_tokens", "num_experts", "top_k", "width", "capacity"), [(1, 8, 2, 32, None), (37, 60, 4, 64, 3), (7, 3, 3, 12, None)])
+def test_route_rows(on: Routed, num_tokens: int, num_experts: int, top_k: int, width: int, capacity: int | None) -> None:
+    checks.check_route_rows(on, num_tokens, num_experts, top_k, width, "bf16", capacity)
+
+
 def test_round_trip(on: Routed) -> None:
     checks.check_round_trip(on, 37, 8, 3, 24)
 

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from l1_kernels.device import Device, open_device
+from l1_kernels.weight import Weight
 from l3_moe.kernels import open_moe_kernels
 from l3_moe.routing import reference
+from l3_moe.routing.gpu_launch import GpuMoEKernels
 from tests.l3_moe import routing_checks as checks
 from tests.l3_moe.routing_checks import Routed
 
@@ -68,6 +70,31 @@ def test_given_choice(on: Routed, num_tokens: int, capacity: int | None) -> None
 )
 def test_layout(on: Routed, num_tokens: int, num_experts: int, top_k: int, width: int, capacity: int | None, dtype: str) -> None:
     checks.check_layout(on, num_tokens, num_experts, top_k, width, dtype, capacity)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize(
+    ("num_tokens", "num_experts", "top_k", "width", "capacity"),
+    [
+        (1, 8, 2, 32, None), (8, 128, 1, 4096, None), (9, 60, 4, 1056, 2), (64, 128, 2, 4096, None), (199, 130, 2, 2048, None),
+        (1024, 128, 2, 4096, 20), (4096, 128, 1, 4096, None), (4099, 60, 4, 2056, None), (5, 70, 2, 24, None),
+    ],
+)  # fmt: skip
+def test_route_rows(on: Routed, num_tokens: int, num_experts: int, top_k: int, width: int, dtype: str, capacity: int | None) -> None:
+    checks.check_route_rows(on, num_tokens, num_experts, top_k, width, dtype, capacity)
+
+
+@pytest.mark.parametrize("num_tokens", [3, 33, 64, 129, 1000])
+def test_the_gate_s_product(gpu: Device, num_tokens: int) -> None:
+    """As near to float64 as a float32 product, for numbers small and large."""
+    kernels, rng = open_moe_kernels(gpu), checks.fresh()
+    x = checks.normal(rng, num_tokens, 4096) * np.float32(10) ** checks.normal(rng, num_tokens, 1)
+    gate = checks.normal(rng, 128, 4096) * np.float32(0.02)
+    assert isinstance(kernels, GpuMoEKernels)
+    parts = kernels.gate_parts(gpu.to_device(x), gpu.weight(Weight(gate, "fp32")))
+    got = gpu.to_host(parts).astype(np.float64).sum(axis=0)
+    error = np.abs(got - x.astype(np.float64) @ gate.T.astype(np.float64))
+    assert (error <= 1e-6 * (np.abs(x.astype(np.float64)) @ np.abs(gate.T.astype(np.float64)))).all()
 
 
 def test_round_trip(on: Routed) -> None:

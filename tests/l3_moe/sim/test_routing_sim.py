@@ -10,7 +10,9 @@ from hypothesis.extra import numpy as arrays
 
 from l1_kernels.device import open_device
 from l1_kernels.gpu_kernels import GpuKernels
+from l1_kernels.weight import encode
 from l3_moe.kernels import open_moe_kernels
+from l3_moe.routing import reference
 from l3_moe.routing.gpu_launch import GpuMoEKernels
 from tests.l3_moe import routing_checks as checks
 from tests.l3_moe.routing_checks import Routed
@@ -85,6 +87,30 @@ def test_launches_one_after_the_other(on: Routed) -> None:
 )
 def test_layout(on: Routed, num_tokens: int, num_experts: int, top_k: int, width: int, capacity: int | None, dtype: str) -> None:
     checks.check_layout(on, num_tokens, num_experts, top_k, width, dtype, capacity)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_experts", "top_k", "width", "dtype", "capacity"),
+    [
+        (1, 8, 2, 32, "fp16", None), (7, 60, 4, 96, "bf16", 2), (9, 3, 1, 64, "fp32", None), (40, 130, 2, 32, "fp16", None),
+        (5, 70, 2, 24, "fp16", None),
+    ],
+)  # fmt: skip
+def test_route_rows(on: Routed, num_tokens: int, num_experts: int, top_k: int, width: int, dtype: str, capacity: int | None) -> None:
+    checks.check_route_rows(on, num_tokens, num_experts, top_k, width, dtype, capacity)
+
+
+def test_rows_of_several_segments(on: Routed) -> None:
+    """The launch behind the product alone: logits in five parts, rows longer than what a warp holds of them at a time."""
+    kernels, rng = on.kernels, checks.fresh()
+    assert isinstance(kernels, GpuMoEKernels)
+    parts, x = checks.normal(rng, 5, 13, 72), checks.normal(rng, 13, 1064)
+    tables, rows = kernels.route_parts(parts, 70, 2, False, None, x, "fp16")
+    total = parts[0].copy()
+    for part in parts[1:]:
+        total += part
+    checks.expect_equal(tables, reference.tables(total[:, :70].astype(np.float64), 2, True, True))
+    np.testing.assert_array_equal(rows, encode(x, "fp16")[tables.sources // 2])
 
 
 def test_misaligned(on: Routed) -> None:
