@@ -28,6 +28,7 @@ from l3_moe.experts import LoopExperts
 from l3_moe.shared_expert import add_shared_expert
 from l3_moe.table_moe import TableMoE
 from l3_moe.tables import RoutingTables
+from layers.border import Reader
 from layers.config import ModelConfig
 from layers.weights import LayerWeights, MoEWeights
 
@@ -61,6 +62,9 @@ class ExpertParallelMoE:
             experts = self.device.to_host(self._kept(tables))
         part = self._by_rows(rows, experts, tables.share, moe)
         return part if residual is None else self.device.kernels.add(residual, part)
+
+    def add_norm(self, x: Array, norm: NormArgs | None, weights: LayerWeights, residual: Array, reader: Reader) -> tuple[Array, Array | None]:
+        return self(x, norm, weights, residual), None
 
     def idle(self, weights: LayerWeights) -> None:
         """A pass of the others, in which this rank has no tokens: it serves theirs."""

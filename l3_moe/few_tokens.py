@@ -13,6 +13,7 @@ from l1_kernels.regions import NormArgs
 from l1_kernels.sbi_gemm.job import MAX_TOKENS
 from l1_kernels.weight import Array
 from l3_moe import gate
+from l3_moe.combine_norm import combine_norm
 from l3_moe.experts import LoopExperts
 from l3_moe.sbi_experts import SbiExperts
 from l3_moe.tables import RoutingTables
@@ -45,6 +46,11 @@ class FewTokens:
         else:
             slots, sources, y = routes.slots, routes.sources, self.experts.active(rows, weights, routes)
         return rows, RoutingTables(experts, share, slots, sources, self._nothing, self._nothing[:1]), y
+
+
+    def combine_norm(self, y: Array, tables: RoutingTables, residual: Array, norm: NormArgs, dtype: str) -> Array:
+        """`combine` onto the residual, and the norm after it, in the 16 bits of `dtype`."""
+        return combine_norm(self.kernels, y, tables.slots, tables.share, residual, norm, dtype)
 
 
 def open_few_tokens(config: ModelConfig, device: Device, many: LoopExperts) -> FewTokens | None:

@@ -20,6 +20,7 @@ from l3_moe.experts import Experts, LoopExperts
 from l3_moe.kernels import open_moe_kernels
 from l3_moe.shared_expert import add_shared_expert
 from l3_moe.tables import RoutingTables
+from layers.border import Reader
 from layers.config import ModelConfig
 from layers.weights import LayerWeights, MoEWeights
 
@@ -62,6 +63,18 @@ class TableMoE:
         if moe.shared_up is not None:
             residual = add_shared_expert(self.config, self.device, x, norm, rows, moe, residual)
         return self.routing.combine(y, tables, residual)
+
+    def add_norm(self, x: Array, norm: NormArgs | None, weights: LayerWeights, residual: Array, reader: Reader) -> tuple[Array, Array | None]:
+        moe = weights.moe
+        assert moe is not None
+        dtype = self.device.regions.rows_dtype(x.shape[0], *reader.weights)
+        if norm is None or dtype is None or not self._takes_few(x.shape[0], moe):
+            return self(x, norm, weights, residual), None
+        assert self.few is not None
+        rows, tables, y = self.few(x, norm, moe)
+        if moe.shared_up is not None:
+            add_shared_expert(self.config, self.device, x, norm, rows, moe, residual)
+        return residual, self.few.combine_norm(y, tables, residual, reader.norm, dtype)
 
     def tables(self, normed: Array, moe: MoEWeights) -> RoutingTables:
         """normed float32 [T, D] -> who goes where."""

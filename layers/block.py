@@ -5,7 +5,8 @@
     post-norm    x = norm1(x + reduce(attention x));  x = norm2(x + reduce(ffn x))
 
 With one rank (`reduce` None) nothing stands between a GeMM and its residual, so the GeMM adds to it itself. With more, the launch that sums a
-few tokens adds to it, and may make the next norm too, this layer's second or the next layer's first (border.py).
+few tokens adds to it, and may make the next norm too, this layer's second or the next layer's first (border.py). So may the last launch of a mixture
+of experts.
 """
 
 from __future__ import annotations
@@ -59,7 +60,10 @@ class Block:
         reader = None if up is None else Reader(before, (up.weight,))  # a mixture of experts makes its norm itself
         x, border.rows = self._add(x, lambda residual: self.regions.linear_add(mixed, out.weight, out.bias, residual), reader)
         inner, norm = border.take(x, before)
-        x, border.rows = self._add(x, lambda residual: self.ffn(inner, norm, weights, residual), border.following)
+        if self.reduce is None and border.following is not None:
+            x, border.rows = self.ffn.add_norm(inner, norm, weights, x, border.following)
+        else:
+            x, border.rows = self._add(x, lambda residual: self.ffn(inner, norm, weights, residual), border.following)
         return x
 
     def _parallel(self, x: Array, weights: LayerWeights, step: Step, cache: LayerCache, border: Border) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from l1_kernels.device import Device
 from l1_kernels.regions import NormArgs
 from l1_kernels.weight import Array
+from layers.border import Reader
 from layers.config import ModelConfig
 from layers.weights import LayerWeights
 
@@ -21,6 +22,9 @@ class DenseFeedForward:
         assert up is not None and down is not None
         hidden = self.regions.norm_feed_forward(x, norm, up.weight, up.bias, self.config.activation, self.config.gated_ffn)
         return self.regions.linear_add(hidden, down.weight, down.bias, residual)
+
+    def add_norm(self, x: Array, norm: NormArgs | None, weights: LayerWeights, residual: Array, reader: Reader) -> tuple[Array, Array | None]:
+        return self(x, norm, weights, residual), None
 
     def graph_problem(self, num_tokens: int, weights: LayerWeights) -> str | None:
         return None

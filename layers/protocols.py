@@ -8,6 +8,7 @@ import numpy as np
 
 from l1_kernels.regions import NormArgs
 from l1_kernels.weight import Array
+from layers.border import Reader
 from layers.kv_cache import LayerCache
 from layers.weights import LayerWeights
 
@@ -31,6 +32,10 @@ class FeedForward(Protocol):
     block sums over the ranks. norm None: x goes in as it is."""
 
     def __call__(self, x: Array, norm: NormArgs | None, weights: LayerWeights, residual: Array | None) -> Array: ...
+
+    def add_norm(self, x: Array, norm: NormArgs | None, weights: LayerWeights, residual: Array, reader: Reader) -> tuple[Array, Array | None]:
+        """The same onto a residual, and with it the rows that `reader` wants, where the last launch makes them too; else None in their place."""
+        ...
 
     def graph_problem(self, num_tokens: int, weights: LayerWeights) -> str | None:
         """Why a graph cannot hold a pass of so many tokens through it, in a few words, or None."""

@@ -184,8 +184,8 @@ class Runner:
         return x
 
     def _reader(self, index: int) -> Reader | None:
-        """What layer `index` begins with, if the sum before may make it: where there are ranks, and its weights are at hand."""
-        if self.collective.size == 1 or index == len(self.blocks) or not isinstance(self.weights, ResidentWeights):
+        """What layer `index` begins with, if the sum before may make it: one over ranks or over experts, and its weights are at hand."""
+        if index == len(self.blocks) or not isinstance(self.weights, ResidentWeights) or (self.collective.size == 1 and self.config.moe is None):
             return None
         return self.blocks[index].first_reader(self.weights.layer(index))
 

@@ -7,6 +7,7 @@ import numpy as np
 from l1_kernels.device import Device
 from l1_kernels.regions import NormArgs, apply_norm_args
 from l1_kernels.weight import Array
+from layers.border import Reader
 from layers.config import ModelConfig
 from layers.weights import LayerWeights, Linear
 
@@ -32,6 +33,9 @@ class PlainMoE:
             part = self._expert(x, moe.shared_up, moe.shared_down)
             out += part if moe.shared_gate is None else part / (1 + np.exp(-self.kernels.linear(x, moe.shared_gate)))
         return out
+
+    def add_norm(self, x: Array, norm: NormArgs | None, weights: LayerWeights, residual: Array, reader: Reader) -> tuple[Array, Array | None]:
+        return self(x, norm, weights, residual), None
 
     def _expert(self, x: Array, up: Linear, down: Linear) -> Array:
         hidden = self.kernels.linear(x, up.weight, up.bias)

@@ -10,6 +10,7 @@ from l1_kernels.regions import NormArgs
 from l1_kernels.routing.reference import route
 from l1_kernels.sbi_gemm.job import CARRIED
 from l1_kernels.weight import Weight, decode, encode, host_weight
+from l3_moe.combine_norm import combine_norm
 from l3_moe.experts import LoopExperts
 from l3_moe.few_tokens import FewTokens
 from l3_moe.gate import Routes, gate_few
@@ -159,3 +160,21 @@ def check_few_tokens(device: Device, dtype: str, num_tokens: int) -> None:
         for j in range(top_k):
             want, magnitude = stacks.expert(normed[t : t + 1], int(chosen[t, j]), "silu", True)
             assert (np.abs(host[slots[t, j]] - want[0]) <= 2 * ROUNDING[dtype] * magnitude[0] + 1e-5).all()
+
+
+def check_combine_norm(device: Device, kind: str, dtype: str, num_tokens: int, top_k: int, size: int) -> None:
+    rng = fresh()
+    y, before = normal(rng, num_tokens * top_k, size) * 3, normal(rng, num_tokens, size)
+    slots = rng.permutation(num_tokens * top_k).astype(np.int32).reshape(num_tokens, top_k)
+    share, gain = rng.random((num_tokens, top_k), np.float32), normal(rng, size) * np.float32(0.1) + 1
+    shift = normal(rng, size) if kind == "layernorm" else None
+    norm = NormArgs(kind, device.to_device(gain), None if shift is None else device.to_device(shift), 1e-5)
+    residual = device.to_device(before.copy())
+    rows = poisoned(device, combine_norm, device.kernels, device.to_device(y), device.to_device(slots), device.to_device(share), residual, norm, dtype)
+    device.synchronize()
+    want = wide(before) + np.einsum("tj,tjd->td", wide(share), wide(y)[slots])
+    assert np.abs(device.to_host(residual) - want).max() <= 1e-5 * np.abs(want).max()
+    centred = want - (want.mean(1, keepdims=True) if kind == "layernorm" else 0)
+    normed = centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5) * gain + (0 if shift is None else shift)
+    error = np.abs(decode(device.to_host(rows), dtype) - normed)
+    assert (error <= ROUNDING[dtype] * np.abs(normed) + 5e-5).all()

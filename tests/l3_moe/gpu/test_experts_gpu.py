@@ -43,3 +43,10 @@ def test_gate(device: Device, dtype: str, kind: str, num_tokens: int, num_expert
 @pytest.mark.parametrize("num_tokens", [1, 8])
 def test_few_tokens(device: Device, dtype: str, num_tokens: int) -> None:
     checks.check_few_tokens(device, dtype, num_tokens)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
+@pytest.mark.parametrize(("num_tokens", "top_k", "size"), [(1, 2, 2048), (16, 1, 1024), (7, 8, 8192), (5, 2, 1608)])
+def test_combine_norm(device: Device, dtype: str, kind: str, num_tokens: int, top_k: int, size: int) -> None:
+    checks.check_combine_norm(device, kind, dtype, num_tokens, top_k, size)

@@ -39,3 +39,8 @@ def test_gate(device: Device, kind: str, num_tokens: int, num_experts: int, top_
 def test_few_tokens(device: Device) -> None:
     checks.check_few_tokens(device, "fp16", 1)
     checks.check_few_tokens(device, "fp16", 3)
+
+
+@pytest.mark.parametrize(("kind", "dtype", "num_tokens", "top_k", "size"), [("rmsnorm", "fp16", 1, 2, 48), ("layernorm", "bf16", 3, 1, 264), ("rmsnorm", "fp16", 2, 5, 1032)])
+def test_combine_norm(device: Device, kind: str, dtype: str, num_tokens: int, top_k: int, size: int) -> None:
+    checks.check_combine_norm(device, kind, dtype, num_tokens, top_k, size)
