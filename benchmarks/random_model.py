@@ -13,6 +13,7 @@ from l2_dense_parallel.pipeline.stages import Stage, whole
 from l2_dense_parallel.slicing import Shard, TensorSlice, global_tensors, layer_tensors
 from l4_offload.resident import ResidentWeights
 from layers.config import ModelConfig
+from layers.protocols import FeedForward
 from layers.weights import LayerWeights
 from models.loading import held_dtype
 from models.runner import Runner
@@ -44,11 +45,11 @@ def random_weights(
 
 def runner_of(
     config: ModelConfig, device: Device, dtype: str, weights: tuple[dict[str, Weight | Array], list[LayerWeights]],
-    shard: Shard | None = None, collective: Collective | None = None, stage: Stage | None = None,
+    shard: Shard | None = None, collective: Collective | None = None, stage: Stage | None = None, sparse: FeedForward | None = None,
 ) -> Runner:  # fmt: skip
     """A model over `random_weights`, which several may share: one for each way to run on a GPU (open_device's fused and gemm)."""
     ends, layers = weights
-    return Runner(config, device, shard or Shard(), collective or NoCollective(), ends, ResidentWeights(layers), dtype, stage)
+    return Runner(config, device, shard or Shard(), collective or NoCollective(), ends, ResidentWeights(layers), dtype, stage, sparse=sparse)
 
 
 def _tensors(device: Device, rng: Any, dtype: str, config: ModelConfig, slices: dict[str, TensorSlice]) -> dict[str, Weight | Array]:

@@ -30,7 +30,13 @@ class CappedMoE(TableMoE):
         self._counts = device.zeros(2, np.int32)
 
     def tables(self, normed: Array, moe: MoEWeights) -> RoutingTables:
-        tables = super().tables(normed, moe)
+        return self._counted(super().tables(normed, moe))
+
+    def route(self, normed: Array, moe: MoEWeights) -> tuple[RoutingTables, Array]:
+        tables, dispatched = super().route(normed, moe)
+        return self._counted(tables), dispatched
+
+    def _counted(self, tables: RoutingTables) -> RoutingTables:
         self._counts[:1] += tables.dropped
         self._counts[1:] += np.int32(tables.experts.size)
         return tables

@@ -58,8 +58,8 @@ class TableMoE:
             rows, tables, y = self.few(x, norm, moe)
         else:
             rows = apply_norm_args(self.kernels, x, norm)
-            tables = self.tables(rows, moe)
-            y = self.experts(self.routing.dispatch(rows, tables, self.experts.rows_dtype(moe)), moe, tables.offsets)
+            tables, dispatched = self.route(rows, moe)
+            y = self.experts(dispatched, moe, tables.offsets)
         if moe.shared_up is not None:
             residual = add_shared_expert(self.config, self.device, x, norm, rows, moe, residual)
         return self.routing.combine(y, tables, residual)
@@ -80,6 +80,11 @@ class TableMoE:
         """normed float32 [T, D] -> who goes where."""
         logits = self.kernels.linear(normed, moe.gate)
         return self.routing.tables(logits, self.moe.top_k, self.moe.softmax_first, self.moe.renormalise, self._capacity(normed.shape[0]))
+
+    def route(self, normed: Array, moe: MoEWeights) -> tuple[RoutingTables, Array]:
+        """`tables`, and normed dispatched by them, as the experts read it."""
+        routed, dtype = self.moe, self.experts.rows_dtype(moe)
+        return self.routing.route_rows(normed, moe.gate, routed.top_k, routed.softmax_first, routed.renormalise, dtype, self._capacity(normed.shape[0]))
 
     def _capacity(self, num_tokens: int) -> int | None:
         if self.capacity_factor is None:

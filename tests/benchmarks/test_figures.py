@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import fig10a, fig12
+from benchmarks import fig7, fig10a, fig12
 from benchmarks.random_model import random_runner, random_weights, runner_of
 from l1_kernels.device import Device, open_device
 from l1_kernels.weight import host_weight
+from l3_moe.einsum_moe import EinsumMoE
+from layers.config import MoEConfig
 from models.presets import preset
 from models.speeds import bytes_read
 
@@ -86,3 +88,15 @@ def test_runners_share_random_weights() -> None:
     a, b = (runner_of(config, device, "fp16", weights) for _ in range(2))
     assert a.weights.layer(0).qkv.weight.data is b.weights.layer(0).qkv.weight.data
     assert a.head.weights.head.weight.data is b.head.weights.head.weight.data
+
+
+@pytest.mark.parametrize("way", ["tables", "einsum"])
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", "fp32"), pytest.param("cuda", "fp16", marks=pytest.mark.gpu)])
+def test_fig7(way: str, device: str, dtype: str) -> None:
+    """On a GPU both ways are replays of graphs."""
+    config = replace(tiny("mixtral-5.8b"), num_layers=2, moe=MoEConfig((0, 1), 4, 2, 48, renormalise=True))
+    opened = open_device(device)
+    runner = runner_of(config, opened, dtype, random_weights(config, opened, dtype), sparse=EinsumMoE(config, opened) if way == "einsum" else None)
+    for batch in (1, 3):
+        found = fig7.measure(runner, batch, 4)
+        assert found["graph"] == (device == "cuda") and 0 < found["token_ms"] and found["first_ms"] < found["total_ms"]

@@ -7,6 +7,7 @@ import pytest
 
 from l1_kernels.device import open_device
 from l1_kernels.weight import Weight, host_weight
+from l3_moe.einsum_moe import EinsumMoE
 from l3_moe.table_moe import TableMoE
 from layers.config import ModelConfig, MoEConfig
 from layers.weights import LayerWeights, Linear, MoEWeights
@@ -61,3 +62,19 @@ def test_against_a_loop_over_tokens(tokens: int, experts: int, top_k: int, renor
     assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()
     assert TableMoE(config, open_device("cpu"))(x, None, layer, added) is added
     np.testing.assert_allclose(added, residual + got, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("tokens", "top_k"), [(1, 1), (7, 2), (37, 2)])
+def test_the_einsum_baseline_is_the_same_layer(tokens: int, top_k: int) -> None:
+    """With room for every token in every expert nothing is dropped."""
+    rng, experts = np.random.default_rng([tokens, top_k]), 4
+    moe = MoEConfig((0,), experts, top_k, F, True, True)
+    config = ModelConfig("test", 10, D, 1, 2, 2, 6, F, 32, activation="silu", gated_ffn=True, moe=moe)
+    gate, up, down = (host_weight(rng.standard_normal(shape), "fp32") for shape in ((experts, D), (experts, 2 * F, D), (experts, D, F)))
+    nothing = Linear(host_weight(np.zeros((1, 1)), "fp32"), None)
+    layer = LayerWeights(None, nothing, None, None, nothing, None, None, None, MoEWeights(gate, Linear(up, None), Linear(down, None), None, None, None))
+    x, device = rng.standard_normal((tokens, D)).astype(np.float32), open_device("cpu")
+    residual = rng.standard_normal(x.shape).astype(np.float32)
+    want = TableMoE(config, device)(x, None, layer, residual.copy())
+    got = EinsumMoE(config, device, experts / top_k)(x, None, layer, residual.copy())
+    assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()
