@@ -18,13 +18,13 @@ reduce_sum, reduce_max, lane_index = groups.reduce_sum, groups.reduce_max, group
 
 @cache
 def make_choose() -> Callable[..., Any]:
-    """choose(logits, t, over_all, experts, share): token t's row of logits [T, E] in global memory -> its row of experts int32 [T, k] and share float32
+    """choose(logits, t, num_experts, over_all, experts, share): token t's row of logits [T, E or more], in global or shared memory -> its row of experts int32 [T, k] and share float32
     [T, k], written by lane 0. over_all: shares are parts of the sum over all experts, otherwise over the chosen."""
 
     @cuda.jit(device=True)
-    def choose(logits, t, over_all, experts, share):
+    def choose(logits, t, num_experts, over_all, experts, share):
         lane = lane_index()
-        num_experts, top_k = logits.shape[1], experts.shape[1]
+        top_k = experts.shape[1]
         top, total = ZERO, ZERO
         last, last_expert = INFINITY, -1
         for j in range(top_k):

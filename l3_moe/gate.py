@@ -75,9 +75,10 @@ def takes(size: int, num_experts: int, num_pairs: int) -> bool:
 
 
 @cache
-def make_gate(kind: str, dtype: str, pieces: int, splits: int) -> Callable[..., Any]:
+def make_gate(kind: str, dtype: str, pieces: int, splits: int, alone: bool = False) -> Callable[..., Any]:
     """kernel(x, gain, shift, has_shift, eps, gate, over_all, arrivals, logits, rows, experts, share, slots, routes)
-    [(ceil(E * splits / WARPS), T), THREADS, stream, 4 * D]; arrivals int32, one zero, which is zero again afterwards."""
+    [(ceil(E * splits / WARPS), T), THREADS, stream, 4 * D]; arrivals int32, one zero, which is zero again afterwards.
+    alone: the grid is one block. Nothing goes through memory then, and no tables are made: one token's pairs are its rows."""
     ask, ask_x = make_ask(pieces, THREADS)
     norm_held = make_norm_held(kind, "fp32", pieces, THREADS)
     choose, store = make_choose(), storer(dtype)
@@ -146,6 +147,7 @@ def make_gate(kind: str, dtype: str, pieces: int, splits: int) -> Callable[..., 
         shared = cuda.shared.array(0, types.float32)
         sums = cuda.shared.array(WARPS, types.float32)
         is_last = cuda.shared.array(1, types.int32)
+        few = cuda.shared.array((1, WARPS), types.float32)  # the logits of one block
         held_norm = cuda.local.array(norm_size, types.float32)
         held = cuda.local.array(held_size, types.float32)
         lane, warp, t = lane_index(), warp_index(), cuda.blockIdx.y
@@ -176,8 +178,15 @@ def make_gate(kind: str, dtype: str, pieces: int, splits: int) -> Callable[..., 
             total = ZERO
             for s in range(splits):
                 total += sums[cuda.threadIdx.x * splits + s]
-            logits[t, e] = total
+            if alone:
+                few[0, e] = total
+            else:
+                logits[t, e] = total
         cuda.syncthreads()
+        if alone:
+            if warp == 0:
+                choose(few, 0, num_experts, over_all, experts, share)
+            return
         if cuda.threadIdx.x == 0:
             blocks = cuda.gridDim.x * cuda.gridDim.y
             is_last[0] = 1 if ptx.fetch_add_release(arrivals, 0, 1) == blocks - 1 else 0
@@ -187,7 +196,7 @@ def make_gate(kind: str, dtype: str, pieces: int, splits: int) -> Callable[..., 
         if is_last[0] == 0:
             return
         for token in range(warp, x.shape[0], WARPS):
-            choose(logits, token, over_all, experts, share)
+            choose(logits, token, num_experts, over_all, experts, share)
         cuda.syncthreads()
         make_tables(experts, num_experts, slots, routes)
 
@@ -197,7 +206,7 @@ def make_gate(kind: str, dtype: str, pieces: int, splits: int) -> Callable[..., 
 def gate_few(
     kernels: GpuKernels, x: Array, norm: NormArgs, gate: Weight, top_k: int, over_all: bool, dtype: str
 ) -> tuple[Array, Array, Array, Routes]:
-    """(rows [T, D] in the carrier of `dtype`, experts int32 [T, k], share float32 [T, k], the tables)."""
+    """(rows [T, D] in the carrier of `dtype`, experts int32 [T, k], share float32 [T, k], the tables, which one token's are not filled)."""
     checks.matrix(gate, "gate")
     num_experts, size = gate.data.shape
     checks.ranked(x, "x", FLOAT32, 2)
@@ -217,8 +226,9 @@ def gate_few(
     experts, share = new((num_tokens, top_k), np.int32), new((num_tokens, top_k), np.float32)
     tables = Routes(new((num_tokens, top_k), np.int32), new((2 * places + 1 + num_tokens * top_k,), np.int32), places)
     splits = splits_of(size)
+    grid = (ceil_div(num_experts * splits, WARPS), num_tokens)
     kernels.launch(
-        make_gate(norm.kind, dtype, pieces_of(size, THREADS), splits), (ceil_div(num_experts * splits, WARPS), num_tokens), THREADS, 4 * size,
+        make_gate(norm.kind, dtype, pieces_of(size, THREADS), splits, grid == (1, 1)), grid, THREADS, 4 * size,
         x, norm.weight, kernels.or_absent(norm.bias), norm.bias is not None, np.float32(norm.eps), gate.data, over_all, kernels.zero_counts(), logits,
         rows, experts, share, tables.slots, tables.routes,
     )  # fmt: skip
@@ -233,3 +243,5 @@ def variants() -> Iterator[tuple[str, Callable[..., Any], tuple[types.Type, ...]
     ):  # fmt: skip
         arguments = (*norm, F32_2D, types.boolean, I32_1D, F32_2D, array_type(dtype, 2), I32_2D, F32_2D, I32_2D, I32_1D)
         yield f"gate_{kind}_{dtype}_{pieces}_{splits}", make_gate(kind, dtype, pieces, splits), arguments
+    arguments = (*norm, F32_2D, types.boolean, I32_1D, F32_2D, array_type("fp16", 2), I32_2D, F32_2D, I32_2D, I32_1D)
+    yield "gate_rmsnorm_fp16_alone", make_gate("rmsnorm", "fp16", 1, 2, True), arguments

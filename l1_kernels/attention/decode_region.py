@@ -10,7 +10,7 @@ Bytes, with L keys a token, s bytes a number of the cache: 2*T*G*(L-1)*d*s of ca
 read, T*H*d*4 (or 2) written. Three launches move 8*T*(H+G)*r + 2*T*G*d*s more, with r dimensions turned: nothing. Their starts and ends
 are what they cost.
 
-    block (t, g, s) -> token t, key head g (up to 4 of its query heads), stretch s of the keys; warps, tiles and lanes as in decode.py
+    block (t, g, s) -> token t, key head g (1, 2 or 4 of its query heads), stretch s of the keys; warps, tiles and lanes as in decode.py
 
 Nothing depends on another block's write: the block of a token's last stretch turns and rounds the new key itself, and takes it
 and the value from shared memory; the first block of the key head's query heads writes them to the cache. Where two tokens shared
@@ -42,7 +42,7 @@ import numpy as np
 from numba import types
 
 from l1_kernels import groups, ptx
-from l1_kernels.attention.decode import JOINED, LOG2_E, LOWEST, MAX_SPLITS, PIECE, ZERO, unpacker, unroll
+from l1_kernels.attention.decode import JOINED, LOG2_E, LOWEST, MAX_SPLITS, PIECE, ZERO, heads_a_block, unpacker, unroll
 from l1_kernels.carrier import F32_1D, F32_2D, F32_3D, FLOATS, I32_1D, array_type, rounder, storer
 from l1_kernels.cuda_api import cuda, early
 from l1_kernels.rotary.gpu import turned
@@ -77,6 +77,15 @@ def num_splits(pairs: int, places: int, multiprocessors: int, dtype: str, lanes:
     if places <= keys_a_block(dtype, lanes):
         return 1
     return max(1, min(multiprocessors // max(1, pairs), MAX_SPLITS, -(-places // keys_a_step(dtype, lanes, heads))))
+
+
+def query_heads_a_block(key_heads: int, group: int, places: int, multiprocessors: int, dtype: str, lanes: int) -> int:
+    """Of the `group` query heads of each of `key_heads` (of all tokens). A block that takes more of them reads their keys once; with few keys, out of L2 for the
+    others, it is the chain of its work that lasts, so they are spread as far as there are multiprocessors."""
+    heads = heads_a_block(group)
+    while heads > 1 and places <= keys_a_block(dtype, lanes) and key_heads * -(-group // (heads // 2)) <= multiprocessors:
+        heads //= 2
+    return heads
 
 
 def work_size(pairs: int, splits: int, heads: int, head_dim: int) -> int:

@@ -6,7 +6,7 @@ import numpy as np
 
 from l1_kernels import checks
 from l1_kernels.attention import decode_region
-from l1_kernels.attention.decode import heads_a_block, lanes_a_key, takes
+from l1_kernels.attention.decode import lanes_a_key, takes
 from l1_kernels.checks import FLOAT32, INT32
 from l1_kernels.gpu_kernels import GpuKernels, ceil_div
 from l1_kernels.regions import CacheArgs, RotaryArgs
@@ -48,7 +48,8 @@ def attend_step(
     num_tokens, _, head_dim = qkv.shape
     num_kv_heads, places = cache.k.shape[1:3]
     group = num_heads // num_kv_heads
-    lanes, heads = lanes_a_key(head_dim), heads_a_block(group)
+    lanes = lanes_a_key(head_dim)
+    heads = decode_region.query_heads_a_block(num_tokens * num_kv_heads, group, places, multiprocessors, cache.dtype, lanes)
     blocks = num_kv_heads * ceil_div(group, heads)  # a token
     if blocks > MAX_PAIRS:
         checks.reject("num_heads", f"of at most {MAX_PAIRS} blocks a token", num_heads)

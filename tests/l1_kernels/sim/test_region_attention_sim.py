@@ -10,9 +10,10 @@ pytestmark = pytest.mark.sim
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
-@pytest.mark.parametrize("group", [1, 2, 3, 8])
-def test_groups(device: Device, dtype: str, group: int) -> None:
-    checks.check_step(device, dtype, [7], group, 1, 16, rotated_dim=16)
+@pytest.mark.parametrize(("group", "multiprocessors"), [(1, 12), (3, 12), (8, 12), (2, 1), (4, 1), (8, 1)])
+def test_groups(device: Device, dtype: str, group: int, multiprocessors: int) -> None:
+    """Of 12 multiprocessors each query head has one; with 1 a block takes up to four."""
+    checks.check_step(device, dtype, [7], group, 1, 16, rotated_dim=16, multiprocessors=multiprocessors)
 
 
 @pytest.mark.parametrize("ends", [[1], [37, 1, 199], [2, 64, 65]], ids=str)
@@ -62,6 +63,14 @@ def test_more_stretches_than_are_joined_at_once(device: Device, monkeypatch: pyt
 def test_fewer_stretches_than_would_do(device: Device, multiprocessors: int, monkeypatch: pytest.MonkeyPatch) -> None:
     checks.split_from(monkeypatch, 16, 256, "bf16")
     checks.check_step(device, "bf16", [199], 3, 1, 200, multiprocessors=multiprocessors)
+
+
+def test_query_heads_are_spread() -> None:
+    """As far as there are multiprocessors, and only where a block takes all keys at once."""
+    of = decode_region.query_heads_a_block
+    assert [of(8, 4, 768, multiprocessors, "fp16", 8) for multiprocessors in (132, 32, 31, 16, 15)] == [1, 1, 2, 2, 4]
+    assert of(8, 4, 769, 132, "fp16", 8) == 4 and of(32, 1, 100, 132, "fp16", 8) == 1
+    assert of(16, 7, 100, 132, "fp16", 8) == 1 and of(17, 7, 100, 132, "fp16", 8) == 1 and of(19, 7, 100, 132, "fp16", 8) == 2
 
 
 def test_the_grid() -> None:
