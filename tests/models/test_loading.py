@@ -242,9 +242,9 @@ def test_int8_scales_the_rows_of_the_slice(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "table", "head"), [("gpt2", "fp16", None), ("gptj", "int8", "fp16"), ("llama_gqa_tied", "fp16", None), ("bert", "fp16", None)]
+    ("name", "table", "head"), [("gpt2", "fp16", None), ("gptj", "int8", "int8"), ("llama_gqa_tied", "fp16", None), ("bert", "fp16", None)]
 )
-def test_with_int8_what_gives_logits_is_fp16(name, table, head):
+def test_with_int8_a_table_that_gives_the_logits_is_fp16(name, table, head):
     _, ends, layers = load_model(CASES / name, "int8")
     assert ends["embed.tokens"].dtype == table
     assert ("head.weight" in ends) == (head is not None) and (head is None or ends["head.weight"].dtype == head)
