@@ -2,6 +2,6 @@
 
     reference.py    the specification, in NumPy
     cpu.py          numba twins for the CPU, with cpu_launch.py
-    gpu.py          tables in one launch, layout.py dispatch and combine, product.py the gate; with gpu_launch.py
+    gpu.py          tables in one launch (top_k.py: a token's choice), layout.py dispatch and combine, product.py the gate; with gpu_launch.py
     check.py        which arguments are refused
 """

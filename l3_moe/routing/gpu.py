@@ -1,24 +1,26 @@
-"""experts, share = the gate's softmax and top k;   slots, sources, offsets = the pairs' places, expert by expert and in token order
+"""experts, share = the gate's softmax and top k;   slots, sources, offsets = the pairs' places, expert by expert and in token order;
+rows[slots[t, j]] = x[t]
 
-One launch from logits [P, T, E] float32 (P parts that are added: a product split over its inner size leaves its sums so) to the
-tables of l3_moe/tables.py, all in global memory. Reads 4 P T E bytes once, writes 16 T k + 4 (E + 1) + 4. O(T k) operations beside the
-T E k comparisons: bound by latency, not by bytes (paper, Section V-C).
+One launch from logits [P, T, E] float32 (P parts that are added: product.py leaves its sums so) to the tables of l3_moe/tables.py and,
+where it is asked for, to the rows that the experts read: of the layer's transformations all but the last (paper, Section V-C). Arrays in
+global memory. Reads 4 P T E bytes and writes 16 T k + 4 (E + 1) + 4; rows of D numbers read 4 T D and write b T k D more, of b bytes a number.
+O(T k) operations beside the T E k comparisons: the tables are bound by latency, the rows by bytes.
 
-    block b   -> a stretch of tokens; up to ONE_BLOCK tokens there is one block, and no barrier
-    choose       a warp a token; lane l holds the logits of experts [l c, (l + 1) c), c = E / 32 rounded up. Round j takes the largest that is left; of
-                 equal ones the lowest lane's, so the lowest expert's
+    block b   -> a stretch of tokens; of few tokens there is one block, and no barrier
+    choose       a warp a token (top_k.py)
     rank         warp 0 goes through the block's pairs in order, 32 at a time: a pair's rank among those of its expert, and in the end
                  the block's pairs by expert, its row of `histogram`
-    barrier      over the grid (groups.grid_sync)
+    barrier      over the grid (groups.grid_sync), while a first part of the rows is on its way to registers
     sum          every block adds up the histogram's rows by itself: those before its own say where its pairs begin within an expert, and an
                  exclusive scan over all of them where the experts begin
     place        slot = start of the expert + pairs of earlier blocks + rank, and its inverse
+    copy         a warp a segment of a token's row, to k places
 
 Every block reads the whole histogram, 4 B E bytes of B blocks, out of L2. All blocks must run at once (the launcher starts no more than
 there are multiprocessors), and the barrier's counter goes on from launch to launch, so a graph needs no memset.
 
 A NaN counts as minus infinity, so that every index is in range, and in a sum over all E as itself. The launcher rejects what
-check.py does, E > 512, k > 16. T = 0 writes offsets and `dropped`, zeros.
+check.py does, E > 512, k > 16, T > 65536. T = 0 writes offsets and `dropped`, zeros.
 """
 
 from __future__ import annotations
@@ -31,104 +33,30 @@ import numpy as np
 from numba import types
 
 from l1_kernels import groups, ptx
-from l1_kernels.carrier import F32_2D, F32_3D, I32_1D, I32_2D, array_type
-from l1_kernels.cuda_api import cuda, early, math
+from l1_kernels.carrier import F32_1D, F32_2D, I32_1D, I32_2D, array_type
+from l1_kernels.cuda_api import cuda, early
 from l3_moe.routing.layout import SEGMENT, make_segment_copy
+from l3_moe.routing.top_k import ALL, make_choose, parts_at_once
 
 MAX_EXPERTS, MAX_TOP_K = 512, 16
 ONE_BLOCK, TOKENS, BLOCKS = 32, 8, 128  # up to so many tokens one block; beyond, so many tokens a block, until there are BLOCKS blocks
 ONE_BLOCK_ROWS = 8  # the same where rows are copied too; beyond, one token a block
-PARTS = 4  # of a token's logits that are asked for at a time
+ONE_PART, GIVEN = 0, -1  # what the choice is made of
+AHEAD = 8  # loads of the histogram on their way
+num_held = 4 * AHEAD
 RANK = 1024  # a pair's place in its block: rank * RANK + expert
 NOBODY = np.int32(-1)
-ZERO, INFINITY, NAN = np.float32(0), np.float32(np.inf), np.float32(np.nan)
-ALL = groups.ALL_LANES
-reduce_sum, reduce_max, exclusive_scan, ballot = groups.reduce_sum, groups.reduce_max, groups.exclusive_scan, groups.ballot
-lane_index, warp_index, num_warps = groups.lane, groups.warp, groups.num_warps
+reduce_sum, exclusive_scan, lane_index = groups.reduce_sum, groups.exclusive_scan, groups.lane
 
 
-@cache
-def make_load(pieces: int, split: bool) -> Callable[..., Any]:
-    """load(logits, t, num_experts, values): this lane's experts of token t; split: of several parts, whose rows begin at multiples of 16 bytes."""
-    wide, held_size = pieces % 4 == 0, PARTS * pieces
-
-    @cuda.jit(device=True, forceinline=True)
-    def load_part(logits, p, t, first, held, at):
-        if wide:
-            pitch = logits.shape[2]
-            row = (p * logits.shape[1] + t) * pitch
-            for i in range(0, pieces, 4):
-                four = ptx.load16_floats(logits, row + min(first + i, pitch - 4))
-                held[at + i], held[at + i + 1], held[at + i + 2], held[at + i + 3] = four
-        else:
-            for i in range(pieces):
-                held[at + i] = logits[p, t, min(first + i, logits.shape[2] - 1)]
-
-    @cuda.jit(device=True, forceinline=True)
-    def load_parts(logits, t, num_experts, values):
-        held = cuda.local.array(held_size, types.float32)
-        num_parts = logits.shape[0]
-        for i in range(pieces):
-            values[i] = ZERO
-        for p in range(0, num_parts, PARTS):
-            for u in range(PARTS):
-                load_part(logits, min(p + u, num_parts - 1), t, lane_index() * pieces, held, u * pieces)
-            for u in range(PARTS):
-                for i in range(pieces):
-                    values[i] += held[u * pieces + i] if p + u < num_parts else ZERO
-
-    @cuda.jit(device=True, forceinline=True)
-    def load(logits, t, num_experts, values):
-        for i in range(pieces):
-            values[i] = logits[0, t, min(lane_index() * pieces + i, num_experts - 1)]
-
-    return load_parts if split else load
+def warps_of(pieces: int) -> int:
+    """Warps of a block at most: a lane that holds many logits needs the registers of two."""
+    return 16 if pieces < 16 else 8
 
 
-@cache
-def make_choose(pieces: int, split: bool) -> Callable[..., Any]:
-    """choose(logits, t, num_experts, over_all, experts, share, places, at): a warp's work for token t; its experts go to places[at ..] too."""
-    load = make_load(pieces, split)
-
-    @cuda.jit(device=True, forceinline=True)
-    def choose(logits, t, num_experts, over_all, experts, share, places, at):
-        values = cuda.local.array(pieces, types.float32)
-        lane, top_k = lane_index(), experts.shape[1]
-        first = lane * pieces
-        load(logits, t, num_experts, values)
-        broken = False
-        for i in range(pieces):
-            inside = first + i < num_experts
-            broken = broken or (inside and values[i] != values[i])
-            values[i] = values[i] if inside and values[i] > -INFINITY else -INFINITY
-        taken, top, total = np.int32(0), ZERO, ZERO
-        my_expert, my_weight = np.int32(0), ZERO  # lane j keeps choice j
-        for j in range(top_k):
-            best, place = -INFINITY, np.int32(-1)
-            for i in range(pieces):
-                if (taken >> i) & 1 == 0 and (place < 0 or values[i] > best):
-                    best, place = values[i], np.int32(i)
-            largest = reduce_max(best)
-            winner = cuda.ffs(ballot(place >= 0 and best == largest)) - 1
-            expert = cuda.shfl_sync(ALL, np.int32(first + place), winner)
-            if lane == winner:
-                taken |= np.int32(1) << place
-            top = largest if j == 0 else top
-            weight = math.exp(largest - top)
-            total += weight
-            if lane == j:
-                my_expert, my_weight = expert, weight
-        if over_all:
-            part = ZERO
-            for i in range(pieces):
-                part += math.exp(values[i] - top) if first + i < num_experts else ZERO
-            total = reduce_sum(NAN if broken else part)
-        if lane < top_k:
-            experts[t, lane] = my_expert
-            share[t, lane] = my_weight / total
-            places[at + lane] = my_expert
-
-    return choose
+def pieces_of(num_experts: int) -> int:
+    """The least power of two that 32 lanes can hold the experts with."""
+    return 1 << max(0, (num_experts - 1) // 32).bit_length()
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -150,19 +78,55 @@ def rank_pairs(places, count, counts):
         groups.sync()
 
 
+@cache
+def make_sum_histogram(pieces: int) -> Callable[..., Any]:
+    """sum_histogram(histogram, scratch, before, totals): of all blocks the block adds up the rows, and of those before it. ROWS rows side by side, 16
+    bytes to a thread, AHEAD of them on their way at a time. scratch: int32 [8 * threads], shared, at a multiple of 16 bytes."""
+    num_slots, threads = 32 * pieces, 32 * warps_of(pieces)
+    lanes = num_slots // 4  # of a row
+    rows, half, slots_a_thread = threads // lanes, 4 * threads, -(-num_slots // threads)
+
+    @cuda.jit(device=True, forceinline=True)
+    def sum_histogram(histogram, scratch, before, totals):
+        held = cuda.local.array(num_held, types.uint32)
+        thread, blocks = cuda.threadIdx.x, cuda.gridDim.x
+        row, e = thread // lanes, thread % lanes * 4
+        a, b, c, d = np.uint32(0), np.uint32(0), np.uint32(0), np.uint32(0)  # of all
+        f, g, h, i = np.uint32(0), np.uint32(0), np.uint32(0), np.uint32(0)  # of earlier ones
+        start = row
+        while start < blocks:
+            for u in range(AHEAD):
+                words = ptx.load16(histogram, min(start + u * rows, blocks - 1) * num_slots + e)
+                held[4 * u], held[4 * u + 1], held[4 * u + 2], held[4 * u + 3] = words
+            for u in range(AHEAD):
+                if start + u * rows < blocks:
+                    a, b, c, d = a + held[4 * u], b + held[4 * u + 1], c + held[4 * u + 2], d + held[4 * u + 3]
+                if start + u * rows < cuda.blockIdx.x:
+                    f, g, h, i = f + held[4 * u], g + held[4 * u + 1], h + held[4 * u + 2], i + held[4 * u + 3]
+            start += AHEAD * rows
+        ptx.store16_shared(scratch, 4 * thread, (a, b, c, d))
+        ptx.store16_shared(scratch, half + 4 * thread, (f, g, h, i))
+        cuda.syncthreads()
+        for u in range(slots_a_thread):
+            slot = thread + u * threads
+            if slot >= num_slots:
+                break
+            total, earlier = np.int32(0), np.int32(0)
+            for r in range(cuda.blockDim.x // lanes):  # `rows`, but the compiler would write all of them out
+                total += scratch[r * num_slots + slot]
+                earlier += scratch[half + r * num_slots + slot]
+            totals[slot], before[slot] = total, earlier
+
+    return sum_histogram
+
+
 @cuda.jit(device=True, forceinline=True)
-def sum_histogram(histogram, num_slots, before, totals):
-    """before, totals += the rows of earlier blocks, and of all blocks; (row % parts, expert) to a thread."""
-    parts = max(1, cuda.blockDim.x // num_slots)
-    for item in range(cuda.threadIdx.x, parts * num_slots, cuda.blockDim.x):
-        e, part = item % num_slots, item // num_slots
-        earlier, total = np.int32(0), np.int32(0)
-        for b in range(part, cuda.gridDim.x, parts):
-            count = histogram[b, e]
-            total += count
-            earlier += count if b < cuda.blockIdx.x else np.int32(0)
-        cuda.atomic.add(before, e, earlier)
-        cuda.atomic.add(totals, e, total)
+def carried(token, segment, num_segments):
+    """(token, segment) with a segment below num_segments; no division, which is a function of a hundred instructions."""
+    while segment >= num_segments:
+        segment -= num_segments
+        token += 1
+    return token, segment
 
 
 @cache
@@ -191,113 +155,118 @@ def make_find_starts(pieces: int) -> Callable[..., Any]:
 
 
 @cache
-def make_tables(pieces: int, source: str, dtype: str | None = None) -> Callable[..., Any]:
-    """kernel(logits, over_all, capacity, stretch, counter, histogram, experts, share, slots, sources, offsets, dropped, x, rows)[B, threads,
-    stream, 4 * k * stretch] for 32 * pieces experts at most.
+def make_tables(pieces: int, source: int, dtype: str | None = None) -> Callable[..., Any]:
+    """kernel(logits, num_parts, pitch, over_all, capacity, num_tokens, top_k, stretch, counter, histogram, experts, share, slots, sources, offsets,
+    dropped, x, rows)[B, 32 * warps_of(pieces), stream, 4 * k * stretch] for 32 * pieces experts at most. experts, share, slots, sources [T * k].
 
-    source: "logits" [1, T, E], "parts" [P, T, E or more], or "given": experts [T, k] exist, and logits, over_all and share are not looked at
+    source: ONE_PART: logits [T, pitch], flat; GIVEN: `experts` is there, and logits, over_all and share are not looked at; otherwise
+        logits [num_parts, T, pitch], flat, so many parts at a time (top_k.parts_at_once)
     dtype: of the rows that x [T, D] is dispatched to (layout.py), D a multiple of 8; None: there are none, and x, rows are not looked at
-    stretch: tokens of a block. counter: groups.grid_sync's. histogram: int32 [B, 32 * pieces], scratch. slots: int32 [T * k]"""
-    num_slots, num_starts, num_held = 32 * pieces, 32 * pieces + 1, SEGMENT // 32
-    given, has_rows = source == "given", dtype is not None
-    choose, find_starts = make_choose(pieces, source == "parts"), make_find_starts(pieces)
+    stretch: tokens of a block. counter: groups.grid_sync's. histogram: int32 [B, 32 * pieces], scratch"""
+    num_slots, num_starts, num_held_x = 32 * pieces, 32 * pieces + 1, SEGMENT // 32
+    warps, threads, scratch_size = warps_of(pieces), 32 * warps_of(pieces), 256 * warps_of(pieces)
+    each = -(-num_starts // threads)  # of the experts, and one more, to a thread
+    given, has_rows = source == GIVEN, dtype is not None
+    choose, find_starts, sum_histogram = make_choose(pieces, max(0, source)), make_find_starts(pieces), make_sum_histogram(pieces)
     ask, put = make_segment_copy(dtype or "fp32")
 
     @early()
-    @cuda.jit(launch_bounds=(32 * warps_of(pieces), 1))
+    @cuda.jit(launch_bounds=(threads, 1))
     def tables(
-        logits, over_all, capacity, stretch, counter, histogram, experts, share, slots, sources, offsets, dropped, x, rows
+        logits, num_parts, pitch, over_all, capacity, num_tokens, top_k, stretch, counter, histogram, experts, share, slots, sources, offsets, dropped, x, rows
     ):  # fmt: skip
+        # Loops over experts run a number of times that the compiler knows: numba's range from a thread on costs a hundred instructions to begin.
         counts = cuda.shared.array(num_slots, types.int32)
         before = cuda.shared.array(num_slots, types.int32)
         totals = cuda.shared.array(num_slots, types.int32)
         starts = cuda.shared.array(num_starts, types.int32)
+        scratch = cuda.shared.array(scratch_size, types.int32, alignment=16)
         places = cuda.shared.array(0, types.int32)
-        thread, threads, block = cuda.threadIdx.x, cuda.blockDim.x, cuda.blockIdx.x
-        num_tokens, top_k = experts.shape
+        thread, block = cuda.threadIdx.x, cuda.blockIdx.x
+        warp = thread >> 5
         num_experts = offsets.shape[0] - 1
         first = block * stretch
         tokens_here = max(0, min(stretch, num_tokens - first))
-        count = tokens_here * top_k
+        count, first_pair = tokens_here * top_k, first * top_k
         ptx.take_turn()
-        for e in range(thread, num_slots, threads):
-            counts[e] = before[e] = totals[e] = 0
+        for u in range(each):
+            if thread + u * threads < num_slots:
+                counts[thread + u * threads] = before[thread + u * threads] = 0
         if given:
-            for i in range(thread, count, threads):
-                t = first + i // top_k
-                expert = experts[t, i % top_k]
+            i = thread
+            while i < count:
+                expert = experts[first_pair + i]
                 places[i] = expert if 0 <= expert and expert < num_experts else NOBODY
+                i += threads
         else:
-            for t in range(first + warp_index(), min(first + stretch, num_tokens), num_warps()):
-                choose(logits, t, num_experts, over_all, experts, share, places, (t - first) * top_k)
+            t = warp
+            while t < tokens_here:
+                choose(logits, num_parts, num_tokens * pitch, pitch, first + t, num_experts, top_k, over_all, experts, share, places, t * top_k)
+                t += warps
         cuda.syncthreads()
-        if warp_index() == 0:
+        if warp == 0:
             rank_pairs(places, count, counts)
         cuda.syncthreads()
         if has_rows:  # a warp's first segment is on its way while blocks wait for each other; warp 0's would hold up its release
-            held = cuda.local.array(num_held, types.float32)
+            held = cuda.local.array(num_held_x, types.float32)
             num_segments = (x.shape[1] + SEGMENT - 1) // SEGMENT
-            work = warp_index()
-            if 0 < work and work < tokens_here * num_segments:
-                ask(held, x, first + work // num_segments, work % num_segments)
+            token, segment = carried(0, warp, num_segments)
+            if warp > 0 and token < tokens_here:
+                ask(held, x, first + token, segment)
         if cuda.gridDim.x > 1:
-            for e in range(thread, num_slots, threads):
-                histogram[block, e] = counts[e]
+            for u in range(each):
+                if thread + u * threads < num_slots:
+                    histogram[block, thread + u * threads] = counts[thread + u * threads]
             groups.grid_sync(counter)
-            sum_histogram(histogram, num_slots, before, totals)
+            sum_histogram(histogram, scratch, before, totals)
         else:
-            for e in range(thread, num_slots, threads):
-                totals[e] = counts[e]
+            for u in range(each):
+                if thread + u * threads < num_slots:
+                    totals[thread + u * threads] = counts[thread + u * threads]
         cuda.syncthreads()
-        if warp_index() == 0:
+        if warp == 0:
             find_starts(totals, capacity, starts, dropped)
         cuda.syncthreads()
-        for i in range(thread, count, threads):
+        i = thread
+        while i < count:
             place, slot = places[i], NOBODY
             if place >= 0:
                 expert = place % RANK
                 within = before[expert] + place // RANK
                 if within < capacity:
                     slot = starts[expert] + within
-                    sources[slot] = first * top_k + i
-            slots[first * top_k + i] = slot
+                    sources[slot] = first_pair + i
+            slots[first_pair + i] = slot
             places[i] = slot
-        kept = starts[num_slots]
-        for i in range(kept + block * threads + thread, num_tokens * top_k, cuda.gridDim.x * threads):
+            i += threads
+        i = starts[num_slots] + block * threads + thread
+        while i < num_tokens * top_k:
             sources[i] = NOBODY
+            i += cuda.gridDim.x * threads
         if block == 0:
-            for e in range(thread, num_experts + 1, threads):
-                offsets[e] = starts[e]
+            for u in range(each):
+                if thread + u * threads <= num_experts:
+                    offsets[thread + u * threads] = starts[thread + u * threads]
         if has_rows:
-            if work == 0 and work < tokens_here * num_segments:
-                ask(held, x, first, 0)
+            if warp == 0 and token < tokens_here:
+                ask(held, x, first + token, segment)
             cuda.syncthreads()
-            while work < tokens_here * num_segments:
-                put(held, rows, places, work // num_segments * top_k, top_k, work % num_segments)
-                work += num_warps()
-                if work < tokens_here * num_segments:
-                    ask(held, x, first + work // num_segments, work % num_segments)
+            while token < tokens_here:
+                put(held, rows, places, token * top_k, top_k, segment)
+                token, segment = carried(token, segment + warps, num_segments)
+                if token < tokens_here:
+                    ask(held, x, first + token, segment)
 
     return tables
 
 
-def warps_of(pieces: int) -> int:
-    """Warps of a block at most: a lane that holds many logits needs the registers of two."""
-    return 16 if pieces < 16 else 8
-
-
-def pieces_of(num_experts: int) -> int:
-    """The least power of two that 32 lanes can hold the experts with."""
-    return 1 << max(0, (num_experts - 1) // 32).bit_length()
-
-
 def variants() -> Iterator[tuple[str, Callable[..., Any], tuple[types.Type, ...]]]:
-    integers = (types.int32, types.int64, I32_1D, I32_2D, I32_2D)
-    tables = (F32_3D, types.boolean, *integers, F32_2D, I32_1D, I32_1D, I32_1D, I32_1D, F32_2D)
+    numbers = (types.int64, types.int64, types.boolean, types.int32, types.int64, types.int64, types.int64)
+    tables = (F32_1D, *numbers, I32_1D, I32_2D, I32_1D, F32_1D, I32_1D, I32_1D, I32_1D, I32_1D, F32_2D)
     for pieces in (1, 2, 4, 8, 16):
-        yield f"tables_{32 * pieces}", make_tables(pieces, "logits"), (*tables, F32_2D)
-        yield f"tables_{32 * pieces}_fp16", make_tables(pieces, "parts", "fp16"), (*tables, array_type("fp16", 2))
+        yield f"tables_{32 * pieces}", make_tables(pieces, ONE_PART), (*tables, F32_2D)
+        yield f"tables_{32 * pieces}_16_parts_fp16", make_tables(pieces, parts_at_once(pieces, 16), "fp16"), (*tables, array_type("fp16", 2))
     for pieces in (1, 16):
-        yield f"tables_{32 * pieces}_given", make_tables(pieces, "given"), (*tables, F32_2D)
+        yield f"tables_{32 * pieces}_given", make_tables(pieces, GIVEN), (*tables, F32_2D)
     for dtype in ("fp32", "bf16"):
-        yield f"tables_128_{dtype}", make_tables(4, "parts", dtype), (*tables, array_type(dtype, 2))
+        yield f"tables_128_4_parts_{dtype}", make_tables(4, parts_at_once(4, 4), dtype), (*tables, array_type(dtype, 2))

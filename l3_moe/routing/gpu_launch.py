@@ -10,9 +10,8 @@ import numpy as np
 from l1_kernels import checks
 from l1_kernels.gpu_kernels import GpuKernels, ceil_div, threads
 from l1_kernels.weight import CARRIER, Array, Weight
-from l3_moe.routing import check, product
-from l3_moe.routing.gpu import BLOCKS, MAX_EXPERTS, MAX_TOP_K, ONE_BLOCK, ONE_BLOCK_ROWS, TOKENS, make_tables, pieces_of, warps_of
-from l3_moe.routing.layout import NUMBERS, make_combine, make_dispatch
+from l3_moe.routing import check, gpu, layout, product
+from l3_moe.routing.top_k import parts_at_once
 from l3_moe.tables import RoutingTables
 
 NO_LIMIT = (1 << 31) - 1
@@ -30,19 +29,19 @@ class GpuMoEKernels:
 
     def tables(self, logits: Array, top_k: int, softmax_first: bool, renormalise: bool, capacity: int | None = None) -> RoutingTables:
         check.gate(logits, top_k, capacity)
-        _limit("top_k", f"at most {MAX_TOP_K}", top_k, top_k <= MAX_TOP_K)
-        _limit("logits", f"[T, E] with T up to {MAX_TOKENS} and E up to {MAX_EXPERTS}", logits, _takes(*logits.shape))
+        _limit("top_k", f"at most {gpu.MAX_TOP_K}", top_k, top_k <= gpu.MAX_TOP_K)
+        _limit("logits", f"[T, E] with T up to {MAX_TOKENS} and E up to {gpu.MAX_EXPERTS}", logits, _takes(*logits.shape))
         choice = self._new_choice(logits.shape[0], top_k)
         over_all = bool(softmax_first and not renormalise)
-        return self._build(logits.reshape(1, *logits.shape), "logits", over_all, *choice, logits.shape[1], capacity)
+        return self._build(logits.reshape(1, *logits.shape), gpu.ONE_PART, over_all, *choice, logits.shape[1], capacity)
 
     def tables_of(self, experts: Array, share: Array, num_experts: int, capacity: int | None = None) -> RoutingTables:
         check.choice(experts, share, num_experts, capacity)
         num_tokens, top_k = experts.shape
-        _limit("num_experts", f"at most {MAX_EXPERTS}", num_experts, num_experts <= MAX_EXPERTS)
-        _limit("experts", f"[T, k] with T up to {MAX_TOKENS} and k up to {MAX_TOP_K}", experts, _takes(num_tokens) and top_k <= MAX_TOP_K)
+        _limit("num_experts", f"at most {gpu.MAX_EXPERTS}", num_experts, num_experts <= gpu.MAX_EXPERTS)
+        _limit("experts", f"[T, k] with T up to {MAX_TOKENS} and k up to {gpu.MAX_TOP_K}", experts, _takes(num_tokens) and top_k <= gpu.MAX_TOP_K)
         nothing = self.kernels.or_absent(None).reshape(1, 1, 1)
-        return self._build(nothing, "given", False, experts, share, num_experts, capacity)
+        return self._build(nothing, gpu.GIVEN, False, experts, share, num_experts, capacity)
 
     def route_rows(
         self, x: Array, gate: Weight, top_k: int, softmax_first: bool, renormalise: bool, dtype: str, capacity: int | None = None
@@ -51,9 +50,9 @@ class GpuMoEKernels:
         if not product.takes(x.shape[1]) or not (checks.is_aligned(x) and checks.is_aligned(gate.data)):
             tables = self.tables(self.kernels.linear(x, gate), top_k, softmax_first, renormalise, capacity)
             return tables, self.dispatch(x, tables, dtype)
-        _limit("top_k", f"at most {MAX_TOP_K}", top_k, top_k <= MAX_TOP_K)
+        _limit("top_k", f"at most {gpu.MAX_TOP_K}", top_k, top_k <= gpu.MAX_TOP_K)
         _limit("x", f"[T, D] with T up to {MAX_TOKENS}", x, _takes(x.shape[0]))
-        _limit("gate", f"[E, D] with E up to {MAX_EXPERTS}", gate.data, _takes(0, gate.shape[0]))
+        _limit("gate", f"[E, D] with E up to {gpu.MAX_EXPERTS}", gate.data, _takes(0, gate.shape[0]))
         return self.route_parts(self.gate_parts(x, gate), gate.shape[0], top_k, bool(softmax_first and not renormalise), capacity, x, dtype)
 
     def gate_parts(self, x: Array, gate: Weight) -> Array:
@@ -70,22 +69,22 @@ class GpuMoEKernels:
         """route_rows' second launch: tables and dispatch. over_all: shares are parts of the sum over all E. D is a multiple of 8."""
         rows = self.kernels.new((x.shape[0] * top_k, x.shape[1]), CARRIER[dtype])
         choice = self._new_choice(x.shape[0], top_k)
-        return self._build(parts, "parts", over_all, *choice, num_experts, capacity, dtype, x, rows), rows
+        return self._build(parts, parts_at_once(gpu.pieces_of(num_experts), parts.shape[0]), over_all, *choice, num_experts, capacity, dtype, x, rows), rows
 
     def dispatch(self, x: Array, tables: RoutingTables, dtype: str) -> Array:
         check.dispatch(x, tables, dtype)
         rows = self.kernels.new((tables.num_tokens * tables.top_k, x.shape[1]), CARRIER[dtype])
-        wide = x.shape[1] % NUMBERS[dtype] == 0 and checks.is_aligned(x) and checks.is_aligned(rows)
-        self._launch_rows(make_dispatch(dtype, wide), x.shape[0], x.shape[1] // (NUMBERS[dtype] if wide else 1), x, tables.slots, rows)
+        wide = x.shape[1] % layout.NUMBERS[dtype] == 0 and checks.is_aligned(x) and checks.is_aligned(rows)
+        self._launch_rows(layout.make_dispatch(dtype, wide), x.shape[0], x.shape[1] // (layout.NUMBERS[dtype] if wide else 1), x, tables.slots, rows)
         return rows
 
     def combine(self, y: Array, tables: RoutingTables, residual: Array | None) -> Array:
         check.combine(y, tables, residual)
-        _limit("tables.experts", f"[T, k] with k up to {MAX_TOP_K}", tables.experts, tables.top_k <= MAX_TOP_K)
+        _limit("tables.experts", f"[T, k] with k up to {gpu.MAX_TOP_K}", tables.experts, tables.top_k <= gpu.MAX_TOP_K)
         add = residual is not None
         out = residual if add else self.kernels.new((tables.num_tokens, y.shape[1]), np.float32)
         wide = y.shape[1] % 4 == 0 and checks.is_aligned(y) and checks.is_aligned(out)
-        kernel = make_combine(tables.top_k, wide, add)
+        kernel = layout.make_combine(tables.top_k, wide, add)
         self._launch_rows(kernel, tables.num_tokens, y.shape[1] // (4 if wide else 1), y, tables.slots, tables.share, out)
         return out
 
@@ -93,7 +92,7 @@ class GpuMoEKernels:
         return self.kernels.new((num_tokens, top_k), np.int32), self.kernels.new((num_tokens, top_k), np.float32)
 
     def _build(
-        self, logits: Array, source: str, over_all: bool, experts: Array, share: Array, num_experts: int, capacity: int | None,
+        self, logits: Array, source: int, over_all: bool, experts: Array, share: Array, num_experts: int, capacity: int | None,
         dtype: str | None = None, x: Array | None = None, rows: Array | None = None,
     ) -> RoutingTables:  # fmt: skip
         """gpu.make_tables' launch."""
@@ -101,24 +100,22 @@ class GpuMoEKernels:
         new, nothing = self.kernels.new, self.kernels.or_absent(None).reshape(1, 1)
         slots, sources = new((num_tokens, top_k), np.int32), new((num_tokens * top_k,), np.int32)
         offsets, dropped = new((num_experts + 1,), np.int32), new((1,), np.int32)
-        pieces = pieces_of(num_experts)
+        pieces = gpu.pieces_of(num_experts)
         blocks, stretch = self._spread(num_tokens, with_rows=dtype is not None)
-        warps = warps_of(pieces)
-        if blocks == 1 and dtype is None:
-            warps = max(1, min(warps, stretch))
         self.kernels.launch(
-            make_tables(pieces, source, dtype), blocks, 32 * warps, 4 * top_k * max(1, stretch),
-            logits, over_all, np.int32(min(capacity or NO_LIMIT, NO_LIMIT)), stretch, self._counter(), new((blocks, 32 * pieces), np.int32),
-            experts, share, slots.reshape(-1), sources, offsets, dropped, nothing if x is None else x, nothing if rows is None else rows,
+            gpu.make_tables(pieces, source, dtype), blocks, 32 * gpu.warps_of(pieces), 4 * top_k * max(1, stretch),
+            logits.reshape(-1), logits.shape[0], logits.shape[2], over_all, np.int32(min(capacity or NO_LIMIT, NO_LIMIT)), num_tokens, top_k,
+            stretch, self._counter(), new((blocks, 32 * pieces), np.int32),
+            experts.reshape(-1), share.reshape(-1), slots.reshape(-1), sources, offsets, dropped, nothing if x is None else x, nothing if rows is None else rows,
         )  # fmt: skip
         return RoutingTables(experts, share, slots, sources, offsets, dropped)
 
     def _spread(self, num_tokens: int, with_rows: bool) -> tuple[int, int]:
         """Blocks, and tokens of each. Rows are copied by all multiprocessors, and from few tokens on."""
-        most_alone, least = (ONE_BLOCK_ROWS, 1) if with_rows else (ONE_BLOCK, TOKENS)
+        most_alone, least = (gpu.ONE_BLOCK_ROWS, 1) if with_rows else (gpu.ONE_BLOCK, gpu.TOKENS)
         if num_tokens <= most_alone:
             return 1, num_tokens
-        stretch = max(least, ceil_div(num_tokens, min(BLOCKS, self.multiprocessors)))
+        stretch = max(least, ceil_div(num_tokens, min(gpu.BLOCKS, self.multiprocessors)))
         return ceil_div(num_tokens, stretch), stretch
 
     def _counter(self) -> Array:
@@ -134,7 +131,7 @@ class GpuMoEKernels:
 
 
 def _takes(num_tokens: int, num_experts: int = 1) -> bool:
-    return num_tokens <= MAX_TOKENS and num_experts <= MAX_EXPERTS
+    return num_tokens <= MAX_TOKENS and num_experts <= gpu.MAX_EXPERTS
 
 
 def _limit(name: str, need: str, got: object, good: bool) -> None:

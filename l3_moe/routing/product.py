@@ -36,10 +36,12 @@ from l1_kernels.cuda_api import cuda, early
 WARPS, THREADS = 8, 256
 EXPERTS = 128  # of a block
 K, STAGES = 32, 4  # of a stage; stages in shared memory
-PARTS, MOST_PARTS = 16, 32
 PER_ROW = K // 4  # pieces of 16 bytes of a row of a stage
+RUN = THREADS // PER_ROW  # rows that the block's threads fetch at once
+PARTS, MOST_PARTS = 16, 32
 SCALE = 64
 ZERO, UP, DOWN = np.float32(0), np.float32(SCALE), np.float32(1 / SCALE)
+ALL = groups.ALL_LANES
 lane_index, warp_index = groups.lane, groups.warp
 
 
@@ -80,21 +82,30 @@ def split_four(shared, at, factor):
 @cache
 def make_product(across: int) -> Callable[..., Any]:
     """kernel(x, gate, chunk, logits)[(T / tokens_of(across), E / EXPERTS, P), THREADS, stream, shared_bytes(across)], quotients rounded up.
-    chunk: numbers of k of a part, a multiple of K."""
+    chunk: numbers of k of a part, a multiple of K; a part beyond D is zeros. logits [P, T, E or more], a multiple of 4; beyond E it holds copies of the last expert's."""
     tokens = tokens_of(across)
     tiles = EXPERTS // (8 * across)  # of 8 experts, of a warp
     rows = tokens + EXPERTS
     num_sums, num_stage = 2 * tiles * 4, rows * K
+    x_times, gate_times = tokens // RUN, EXPERTS // RUN
     one = np.float32(1)
 
     @cuda.jit(device=True, forceinline=True)
-    def fetch(shared, source, first_row, first_place, count, k, stage):
-        """Asks for `count` rows of a stage; those past the last are the last, and nobody looks at them."""
+    def fetch(shared, source, first_row, first_place, times, k, stage):
+        """Asks for RUN * times rows of a stage; those past the last are the last, and nobody looks at them."""
+        row, piece = cuda.threadIdx.x // PER_ROW, cuda.threadIdx.x % PER_ROW
         last = source.shape[0] - 1
-        for i in range(cuda.threadIdx.x, count * PER_ROW, THREADS):
-            row, piece = i // PER_ROW, i % PER_ROW
-            at = np.int64(min(first_row + row, last)) * source.shape[1] + k + piece * 4
-            ptx.copy_async16(shared, stage * num_stage + place(first_place + row, piece), source, at)
+        for i in range(times):
+            at = np.int64(min(first_row + row + i * RUN, last)) * source.shape[1] + k + piece * 4
+            ptx.copy_async16(shared, stage * num_stage + place(first_place + row + i * RUN, piece), source, at)
+
+    @cuda.jit(device=True, forceinline=True)
+    def fetch_gate(shared, gate, first_expert, k, stage):
+        fetch(shared, gate, first_expert, tokens, gate_times, k, stage)
+
+    @cuda.jit(device=True, forceinline=True)
+    def fetch_x(shared, x, first_token, k, stage):
+        fetch(shared, x, first_token, 0, x_times, k, stage)
 
     @cuda.jit(device=True, forceinline=True)
     def multiply(sums, shared, first_row, first_column):
@@ -118,6 +129,26 @@ def make_product(across: int) -> Callable[..., Any]:
                     total = ptx.mma_f16(whole, (b0, b1), total)
                     sums[s], sums[s + 1], sums[s + 2], sums[s + 3] = total
 
+    @cuda.jit(device=True, forceinline=True)
+    def write(sums, logits, part, first_token, first_expert):
+        """A lane has two neighbours of row g and two of row g + 8 of a tile; with the lane beside it four of one row, 16 bytes."""
+        lane = lane_index()
+        odd = lane & 1
+        pitch = logits.shape[2]
+        first_row = first_token + (lane >> 2) + 8 * odd
+        first_column = first_expert + ((lane & 3) >> 1) * 4
+        for m in range(2):
+            row = first_row + m * 16
+            start = (np.int64(part) * logits.shape[1] + row) * pitch
+            for n in range(tiles):
+                s = (n * 2 + m) * 4
+                a, b, c, d = sums[s] * DOWN, sums[s + 1] * DOWN, sums[s + 2] * DOWN, sums[s + 3] * DOWN
+                e = cuda.shfl_xor_sync(ALL, a if odd else c, 1)
+                f = cuda.shfl_xor_sync(ALL, b if odd else d, 1)
+                column = first_column + n * 8
+                if row < logits.shape[1] and column < pitch:
+                    ptx.store16_floats(logits, start + column, (e, f, c, d) if odd else (a, b, e, f))
+
     @early()
     @cuda.jit(launch_bounds=(THREADS, 1))
     def product(x, gate, chunk, logits):
@@ -128,11 +159,11 @@ def make_product(across: int) -> Callable[..., Any]:
         num_stages = (min(chunk, x.shape[1] - first_k)) // K
         for s in range(STAGES - 1):
             if s < num_stages:
-                fetch(shared, gate, first_expert, tokens, EXPERTS, first_k + s * K, s)
+                fetch_gate(shared, gate, first_expert, first_k + s * K, s)
         ptx.take_turn()
         for s in range(STAGES - 1):
             if s < num_stages:
-                fetch(shared, x, first_token, 0, tokens, first_k + s * K, s)
+                fetch_x(shared, x, first_token, first_k + s * K, s)
             ptx.commit_async()  # one group a stage, empty or not
         for i in range(num_sums):
             sums[i] = ZERO
@@ -144,18 +175,12 @@ def make_product(across: int) -> Callable[..., Any]:
             ahead = s + STAGES - 1
             if ahead < num_stages:
                 stage = ahead % STAGES
-                fetch(shared, gate, first_expert, tokens, EXPERTS, first_k + ahead * K, stage)
-                fetch(shared, x, first_token, 0, tokens, first_k + ahead * K, stage)
+                fetch_gate(shared, gate, first_expert, first_k + ahead * K, stage)
+                fetch_x(shared, x, first_token, first_k + ahead * K, stage)
             ptx.commit_async()
             base = (s % STAGES) * rows
             multiply(sums, shared, base + my_row, base + tokens + my_column)
-        for n in range(tiles):
-            for m in range(2):
-                for i in range(4):
-                    t = first_token + my_row + m * 16 + (lane_index() >> 2) + (8 if i >= 2 else 0)
-                    e = first_expert + my_column + n * 8 + (lane_index() & 3) * 2 + (i & 1)
-                    if t < x.shape[0] and e < gate.shape[0]:
-                        logits[part, t, e] = sums[(n * 2 + m) * 4 + i] * DOWN
+        write(sums, logits, part, first_token + my_row, first_expert + my_column)
 
     return product
 
@@ -166,14 +191,16 @@ def takes(size: int) -> bool:
 
 def plan(num_tokens: int, num_experts: int, size: int, multiprocessors: int) -> tuple[int, tuple[int, int, int], int]:
     """(across, grid, chunk): the largest tile of tokens that, with at most PARTS parts, gives four of five multiprocessors a block; then as many
-    parts as they want. Fewer tokens than that leave some idle: each part costs the tables a read."""
+    parts as they want, a multiple of 4 (the tables read several at a time), of which the last may be empty. Of few tokens some
+    multiprocessors go without: each part costs the tables a read."""
     across = 2
     while across < WARPS and tiles_of(num_tokens, num_experts, across) * PARTS * 5 < multiprocessors * 4:
         across *= 2
     tiles = tiles_of(num_tokens, num_experts, across)
     parts = max(1, min(MOST_PARTS, multiprocessors // max(1, tiles), size // K))
+    parts -= parts % 4 if parts > 4 else 0
     chunk = -(-size // (K * parts)) * K
-    return across, (-(-num_tokens // tokens_of(across)), -(-num_experts // EXPERTS), -(-size // chunk)), chunk
+    return across, (-(-num_tokens // tokens_of(across)), -(-num_experts // EXPERTS), parts), chunk
 
 
 def tiles_of(num_tokens: int, num_experts: int, across: int) -> int:

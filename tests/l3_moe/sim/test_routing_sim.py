@@ -12,7 +12,7 @@ from l1_kernels.device import open_device
 from l1_kernels.gpu_kernels import GpuKernels
 from l1_kernels.weight import encode
 from l3_moe.kernels import open_moe_kernels
-from l3_moe.routing import reference
+from l3_moe.routing import product, reference
 from l3_moe.routing.gpu_launch import GpuMoEKernels
 from tests.l3_moe import routing_checks as checks
 from tests.l3_moe.routing_checks import Routed
@@ -100,11 +100,12 @@ def test_route_rows(on: Routed, num_tokens: int, num_experts: int, top_k: int, w
     checks.check_route_rows(on, num_tokens, num_experts, top_k, width, dtype, capacity)
 
 
-def test_rows_of_several_segments(on: Routed) -> None:
-    """The launch behind the product alone: logits in five parts, rows longer than what a warp holds of them at a time."""
+@pytest.mark.parametrize("count", [1, 5, 12])
+def test_rows_of_several_segments(on: Routed, count: int) -> None:
+    """The launch behind the product alone: logits in several parts, rows longer than what a warp holds of them at a time."""
     kernels, rng = on.kernels, checks.fresh()
     assert isinstance(kernels, GpuMoEKernels)
-    parts, x = checks.normal(rng, 5, 13, 72), checks.normal(rng, 13, 1064)
+    parts, x = checks.normal(rng, count, 13, 72), checks.normal(rng, 13, 1064)
     tables, rows = kernels.route_parts(parts, 70, 2, False, None, x, "fp16")
     total = parts[0].copy()
     for part in parts[1:]:
@@ -123,6 +124,14 @@ def test_misaligned(on: Routed) -> None:
     np.testing.assert_array_equal(rows, x[tables.sources])
     start = x.copy()
     np.testing.assert_array_equal(on.kernels.combine(rows, tables, x), start + start)
+
+
+@given(st.integers(0, 70000), st.integers(1, 512), st.integers(1, 300), st.sampled_from([4, 108, 132]))
+def test_the_gate_s_product_covers_everything(num_tokens: int, num_experts: int, stages: int, multiprocessors: int) -> None:
+    size = stages * product.K
+    across, (token_tiles, expert_tiles, parts), chunk = product.plan(num_tokens, num_experts, size, multiprocessors)
+    assert token_tiles * product.tokens_of(across) >= num_tokens and expert_tiles * product.EXPERTS >= num_experts
+    assert chunk % product.K == 0 and parts * chunk >= size and (parts < 4 or parts % 4 == 0)
 
 
 def test_round_trip(on: Routed) -> None:
