@@ -169,7 +169,7 @@ def make_int8_tensor(job: Job, plan: Int8Tensor) -> Callable[..., Any]:
                     unit = scale_x[t]
                     total = unit * (np.float32(fine) + step_of_high * np.float32(coarse))
                     total8 = unit * (np.float32(fine8) + step_of_high * np.float32(coarse8))
-                    end(y, t, slot, total, total8, num_rows, scale, bias, has_bias, bias, False)
+                    end(y, t, slot, total, total8, 0, num_rows, scale, bias, has_bias, bias, False)
 
     return int8_tensor
 
