@@ -2,10 +2,11 @@
 
     python -m benchmarks.moe_routing [--tokens 8,16,...] [--top-k 1,2] [--check]
 
-Gate, tables, dispatch and combine, the experts left out, of S tokens, k choices, E experts, D numbers a token, in fp16; every time is of a CUDA graph of
-many calls one after the other, the median of 12 replays. "tables" is l3_moe/kernels.py: `route_rows` (gate, tables and dispatch) and `combine`, as a
-layer calls them; "einsum" l3_moe/einsum_baseline.py, with room for ceil(1.25 k S / E) rows an expert. The parts are timed alone: "gate" the
-product, "route" tables and dispatch behind it in one launch; "choose" and "dispatch" are the two launches that this one replaces.
+Gate, tables, dispatch and combine, the experts left out, of S tokens, k choices, E experts, D numbers a token, in fp16; every time is of a
+CUDA graph of many calls one after the other, the median of 12 replays. "tables" is l3_moe/kernels.py: `route_rows` (gate, tables and
+dispatch) and `combine`, as a layer calls them; "einsum" l3_moe/einsum_baseline.py, with room for ceil(1.25 k S / E) rows an expert. The
+parts are timed alone: "gate" the product, "route" tables and dispatch behind it in one launch; "choose" and "dispatch" are the two launches
+that this one replaces.
 
 Bytes, each step's inputs once and its outputs once, float32 but for the rows:
 
@@ -14,9 +15,9 @@ Bytes, each step's inputs once and its outputs once, float32 but for the rows:
     dispatch    4 S D + 4 S k + 2 S k D
     combine     4 S k D + 8 S k + 8 S D        with the residual, which is read and written
 
-The bound is these bytes at the rate of a copy of 1 GB (read and written bytes), measured in the same run, and 3.5 us for each of the four steps. Arrays are
-the same in all calls, so L2 helps with those that fit. --check: status 1 unless tables are 6 times faster than einsums at every size, and within
-twice the bound from 1024 tokens on.
+The bound is these bytes at the rate of a copy of 1 GB (read and written bytes), measured in the same run, and 3.5 us for each of the four
+steps. Arrays are the same in all calls, so L2 helps with those that fit. --check: status 1 unless tables are 6 times faster than einsums at
+every size, and within twice the bound from 1024 tokens on.
 """
 
 from __future__ import annotations

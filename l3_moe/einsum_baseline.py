@@ -5,10 +5,10 @@
     out[t, d]        = sum over e, c of weights[t, e, c] * y[e, c, d]                      "sec,ecm->sm"
 
 T tokens, E experts with room for C tokens each: 4 T E C D operations, of which E C / k in E C multiply zeros, and arrays of T E C numbers.
-Step by step DeepSpeed-MoE's gating (softmax, argmax, one-hot, a cumulated sum for positions, a comparison with the capacity, one-hot positions, their outer
-product), less what only training needs (losses, noise, random order); a choice beyond the first goes on from logits whose best are taken out.
-Elementwise operations are NumPy's or CuPy's, a launch each; the gate's product and both einsums are cuBLAS's, in `dtype`. Pairs beyond
-the capacity are dropped in token order, as the tables drop them.
+Step by step DeepSpeed-MoE's gating (softmax, argmax, one-hot, a cumulated sum for positions, a comparison with the capacity, one-hot
+positions, their outer product), less what only training needs (losses, noise, random order); a choice beyond the first goes on from logits
+whose best are taken out. Elementwise operations are NumPy's or CuPy's, a launch each; the gate's product and both einsums are cuBLAS's, in
+`dtype`. Pairs beyond the capacity are dropped in token order, as the tables drop them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def capacity_of(num_tokens: int, top_k: int, num_experts: int, factor: float) ->
 
 
 class EinsumRouting:
-    """For one shape: T tokens, E experts, k choices, room for C tokens. Made outside of a graph, it may be called inside of one."""
+    """For E experts, k choices, and room for C tokens an expert."""
 
     def __init__(
         self, device: Device, num_experts: int, top_k: int, softmax_first: bool, renormalise: bool, dtype: str, capacity: int
@@ -41,8 +41,8 @@ class EinsumRouting:
         self.top_k, self.capacity = top_k, capacity
         self.divide = renormalise or not softmax_first  # a softmax over the chosen is the one over all, divided by their sum
         self.number = NUMBER[dtype]
-        self.experts = device.to_device(np.arange(num_experts))
-        self.places = device.to_device(np.arange(capacity))
+        lasting = getattr(device.kernels, "lasting", device.to_device)  # in no graph's memory, which goes when the graph does
+        self.experts, self.places = lasting(np.arange(num_experts)), lasting(np.arange(capacity))
         self._gemm: Any = None
         if device.name == "cuda":
             from l3_moe.einsum_gemm import EinsumGemm

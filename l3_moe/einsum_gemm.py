@@ -1,4 +1,5 @@
-"""a @ b and a^T @ b of fp16 or float32 CuPy matrices by cuBLAS, in graphs too, for einsum_baseline.py: sums in float32, the result in their dtype.
+"""a @ b and a^T @ b of fp16 or float32 CuPy matrices by cuBLAS, in graphs too, for einsum_baseline.py: sums in float32, the result in the
+matrices' dtype.
 
 cuBLAS thinks in columns, so it computes the result's transpose, b^T a^T or b^T a, of matrices that are stored as it wants them.
 """

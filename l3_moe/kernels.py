@@ -13,32 +13,32 @@ class MoEKernels(Protocol):
     """Outputs are new arrays of the device unless said otherwise. A bad argument raises ValueError that names it."""
 
     def tables(self, logits: Array, top_k: int, softmax_first: bool, renormalise: bool, capacity: int | None = None) -> RoutingTables:
-        """logits float32 [T, E]: the gate's softmax, the top k and the tables. softmax_first: probabilities over all E, then the top k, divided
-        by their sum if `renormalise`; otherwise a softmax over the top k logits. A NaN counts as the least logit.
+        """logits float32 [T, E]: the gate's softmax, the top k and the tables. softmax_first: probabilities over all E, then the top k,
+        divided by their sum if `renormalise`; otherwise a softmax over the top k logits. A NaN counts as the least logit.
 
         capacity: the most pairs of one expert, in token order; None: no pair is ever dropped."""
         ...
 
     def tables_of(self, experts: Array, share: Array, num_experts: int, capacity: int | None = None) -> RoutingTables:
-        """The tables of a choice that exists already: experts int32 [T, k], share float32 [T, k], both kept as they are. A pair whose expert is not
-        one of 0..E-1 gets no row, and does not count as dropped: it is somebody else's."""
+        """The tables of a choice that exists already: experts int32 [T, k], share float32 [T, k], both kept as they are. A pair whose
+        expert is not one of 0..E-1 gets no row, and does not count as dropped: it is somebody else's."""
         ...
 
     def dispatch(self, x: Array, tables: RoutingTables, dtype: str) -> Array:
-        """rows[slots[t, j]] = x[t]: x float32 [T, D] -> [T * k, D] in the carrier of `dtype` ("fp32", "fp16", "bf16"). Rows past offsets[E] are
-        not written."""
+        """rows[slots[t, j]] = x[t]: x float32 [T, D] -> [T * k, D] in the carrier of `dtype` ("fp32", "fp16", "bf16"). Rows past offsets[E]
+        are not written."""
         ...
 
     def route_rows(
         self, x: Array, gate: Weight, top_k: int, softmax_first: bool, renormalise: bool, dtype: str, capacity: int | None = None
     ) -> tuple[RoutingTables, Array]:
-        """`tables` of the logits x @ gate^T, and `dispatch` of x: x float32 [T, D], gate [E, D] of fp32. On a GPU everything but the product is one
-        launch (paper: all but the last transformation fused), and the product is exact to float32 while |x| < 65504."""
+        """`tables` of the logits x @ gate^T, and `dispatch` of x: x float32 [T, D], gate [E, D] of fp32. On a GPU all but the product is one
+        launch (paper: everything but the last transformation fused), and the product is exact to float32 while |x| < 65504."""
         ...
 
     def combine(self, y: Array, tables: RoutingTables, residual: Array | None) -> Array:
-        """residual[t] += sum over j of share[t, j] * y[slots[t, j]]: y float32 [T * k, D], residual float32 [T, D] in place, and returned; None: onto
-        zeros, in a new array. Added in the order of j; a pair with no row adds nothing."""
+        """residual[t] += sum over j of share[t, j] * y[slots[t, j]]: y float32 [T * k, D], residual float32 [T, D] in place, and returned;
+        None: onto zeros, in a new array. Added in the order of j; a pair with no row adds nothing."""
         ...
 
 

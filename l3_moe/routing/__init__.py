@@ -2,6 +2,9 @@
 
     reference.py    the specification, in NumPy
     cpu.py          numba twins for the CPU, with cpu_launch.py
-    gpu.py          tables in one launch (top_k.py: a token's choice), layout.py dispatch and combine, product.py the gate; with gpu_launch.py
+    gpu.py          tables and dispatch in one launch, with top_k.py, a token's choice
+    layout.py       dispatch alone, and combine
+    product.py      the gate's product
+    gpu_launch.py   the launches of these three
     check.py        which arguments are refused
 """

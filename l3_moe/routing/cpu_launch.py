@@ -55,5 +55,6 @@ class CpuMoEKernels:
     def _sorted(self, experts: Array, share: Array, num_experts: int, capacity: int | None) -> RoutingTables:
         slots, sources = self._empty(experts.shape, np.int32), self._empty((experts.size,), np.int32)
         offsets, dropped = self._empty((num_experts + 1,), np.int32), self._empty((1,), np.int32)
-        cpu.sort(experts.reshape(-1), NO_LIMIT if capacity is None else min(capacity, NO_LIMIT), slots.reshape(-1), sources, offsets, dropped)
+        limit = NO_LIMIT if capacity is None else min(capacity, NO_LIMIT)
+        cpu.sort(experts.reshape(-1), limit, slots.reshape(-1), sources, offsets, dropped)
         return RoutingTables(experts, share, slots, sources, offsets, dropped)

@@ -3,7 +3,7 @@ rows[slots[t, j]] = x[t]
 
 One launch from logits [P, T, E] float32 (P parts that are added: product.py leaves its sums so) to the tables of l3_moe/tables.py and,
 where it is asked for, to the rows that the experts read: of the layer's transformations all but the last (paper, Section V-C). Arrays in
-global memory. Reads 4 P T E bytes and writes 16 T k + 4 (E + 1) + 4; rows of D numbers read 4 T D and write b T k D more, of b bytes a number.
+global memory. Reads 4 P T E bytes and writes 16 T k + 4 (E + 1) + 4; rows of D numbers read 4 T D and write b T k D more, of b bytes each.
 O(T k) operations beside the T E k comparisons: the tables are bound by latency, the rows by bytes.
 
     block b   -> a stretch of tokens; of few tokens there is one block, and no barrier
@@ -16,8 +16,9 @@ O(T k) operations beside the T E k comparisons: the tables are bound by latency,
     place        slot = start of the expert + pairs of earlier blocks + rank, and its inverse
     copy         a warp a segment of a token's row, to k places
 
-Every block reads the whole histogram, 4 B E bytes of B blocks, out of L2. All blocks must run at once (the launcher starts no more than
-there are multiprocessors), and the barrier's counter goes on from launch to launch, so a graph needs no memset.
+Every block reads the whole histogram, 4 B E bytes of B blocks, out of L2. All blocks must run at once: the launcher starts no more than
+there are multiprocessors, and two find room on one, so that another stream's kernel that holds some of them (NCCL's, which may wait for a peer)
+does not keep a block out. The barrier's counter goes on from launch to launch, so a graph needs no memset.
 
 A NaN counts as minus infinity, so that every index is in range, and in a sum over all E as itself. The launcher rejects what
 check.py does, E > 512, k > 16, T > 65536. T = 0 writes offsets and `dropped`, zeros.
@@ -80,8 +81,8 @@ def rank_pairs(places, count, counts):
 
 @cache
 def make_sum_histogram(pieces: int) -> Callable[..., Any]:
-    """sum_histogram(histogram, scratch, before, totals): of all blocks the block adds up the rows, and of those before it. ROWS rows side by side, 16
-    bytes to a thread, AHEAD of them on their way at a time. scratch: int32 [8 * threads], shared, at a multiple of 16 bytes."""
+    """sum_histogram(histogram, scratch, before, totals): the rows of all blocks, and of those before this one. `rows` of them side by side,
+    16 bytes to a thread, AHEAD times on their way. scratch: int32 [8 * threads], shared, at a multiple of 16 bytes."""
     num_slots, threads = 32 * pieces, 32 * warps_of(pieces)
     lanes = num_slots // 4  # of a row
     rows, half, slots_a_thread = threads // lanes, 4 * threads, -(-num_slots // threads)
@@ -156,8 +157,9 @@ def make_find_starts(pieces: int) -> Callable[..., Any]:
 
 @cache
 def make_tables(pieces: int, source: int, dtype: str | None = None) -> Callable[..., Any]:
-    """kernel(logits, num_parts, pitch, over_all, capacity, num_tokens, top_k, stretch, counter, histogram, experts, share, slots, sources, offsets,
-    dropped, x, rows)[B, 32 * warps_of(pieces), stream, 4 * k * stretch] for 32 * pieces experts at most. experts, share, slots, sources [T * k].
+    """kernel(logits, num_parts, pitch, over_all, capacity, num_tokens, top_k, stretch, counter, histogram, experts, share, slots, sources,
+    offsets, dropped, x, rows)[B, 32 * warps_of(pieces), stream, 4 * k * stretch] for 32 * pieces experts at most. experts, share, slots and
+    sources are flat, [T * k].
 
     source: ONE_PART: logits [T, pitch], flat; GIVEN: `experts` is there, and logits, over_all and share are not looked at; otherwise
         logits [num_parts, T, pitch], flat, so many parts at a time (top_k.parts_at_once)
@@ -171,11 +173,12 @@ def make_tables(pieces: int, source: int, dtype: str | None = None) -> Callable[
     ask, put = make_segment_copy(dtype or "fp32")
 
     @early()
-    @cuda.jit(launch_bounds=(threads, 1))
+    @cuda.jit(launch_bounds=(threads, 2))
     def tables(
-        logits, num_parts, pitch, over_all, capacity, num_tokens, top_k, stretch, counter, histogram, experts, share, slots, sources, offsets, dropped, x, rows
+        logits, num_parts, pitch, over_all, capacity, num_tokens, top_k, stretch, counter, histogram, experts, share, slots, sources,
+        offsets, dropped, x, rows
     ):  # fmt: skip
-        # Loops over experts run a number of times that the compiler knows: numba's range from a thread on costs a hundred instructions to begin.
+        # Loops over experts run as often as the compiler knows: numba's range from a thread on costs a hundred instructions to begin.
         counts = cuda.shared.array(num_slots, types.int32)
         before = cuda.shared.array(num_slots, types.int32)
         totals = cuda.shared.array(num_slots, types.int32)
@@ -201,7 +204,9 @@ def make_tables(pieces: int, source: int, dtype: str | None = None) -> Callable[
         else:
             t = warp
             while t < tokens_here:
-                choose(logits, num_parts, num_tokens * pitch, pitch, first + t, num_experts, top_k, over_all, experts, share, places, t * top_k)
+                choose(
+                    logits, num_parts, num_tokens * pitch, pitch, first + t, num_experts, top_k, over_all, experts, share, places, t * top_k
+                )  # fmt: skip
                 t += warps
         cuda.syncthreads()
         if warp == 0:
@@ -265,8 +270,9 @@ def variants() -> Iterator[tuple[str, Callable[..., Any], tuple[types.Type, ...]
     tables = (F32_1D, *numbers, I32_1D, I32_2D, I32_1D, F32_1D, I32_1D, I32_1D, I32_1D, I32_1D, F32_2D)
     for pieces in (1, 2, 4, 8, 16):
         yield f"tables_{32 * pieces}", make_tables(pieces, ONE_PART), (*tables, F32_2D)
-        yield f"tables_{32 * pieces}_16_parts_fp16", make_tables(pieces, parts_at_once(pieces, 16), "fp16"), (*tables, array_type("fp16", 2))
+        many = parts_at_once(pieces, 16)
+        yield f"tables_{32 * pieces}_parts_fp16", make_tables(pieces, many, "fp16"), (*tables, array_type("fp16", 2))
     for pieces in (1, 16):
         yield f"tables_{32 * pieces}_given", make_tables(pieces, GIVEN), (*tables, F32_2D)
     for dtype in ("fp32", "bf16"):
-        yield f"tables_128_4_parts_{dtype}", make_tables(4, parts_at_once(4, 4), dtype), (*tables, array_type(dtype, 2))
+        yield f"tables_128_4_parts_{dtype}", make_tables(4, 4, dtype), (*tables, array_type(dtype, 2))

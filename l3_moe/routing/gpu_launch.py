@@ -1,4 +1,4 @@
-"""`MoEKernels` on CuPy arrays, or on NumPy arrays in the simulator: which kernel of gpu.py, layout.py and product.py, with how many blocks."""
+"""`MoEKernels` on CuPy arrays, or the simulator's NumPy arrays: which kernel of gpu.py, layout.py and product.py, with how many blocks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_TOKENS = 1 << 16  # so that a block's pairs fit into its shared memory
 
 
 class GpuMoEKernels:
-    """multiprocessors: blocks that certainly run at once, which a barrier over them needs. stream: what tells the current stream from others."""
+    """multiprocessors: blocks that certainly run at once, which a barrier over them needs. stream: names the current stream."""
 
     def __init__(self, kernels: GpuKernels, multiprocessors: int, stream: Callable[[], Any]) -> None:
         self.kernels = kernels
@@ -39,7 +39,8 @@ class GpuMoEKernels:
         check.choice(experts, share, num_experts, capacity)
         num_tokens, top_k = experts.shape
         _limit("num_experts", f"at most {gpu.MAX_EXPERTS}", num_experts, num_experts <= gpu.MAX_EXPERTS)
-        _limit("experts", f"[T, k] with T up to {MAX_TOKENS} and k up to {gpu.MAX_TOP_K}", experts, _takes(num_tokens) and top_k <= gpu.MAX_TOP_K)
+        small = _takes(num_tokens) and top_k <= gpu.MAX_TOP_K
+        _limit("experts", f"[T, k] with T up to {MAX_TOKENS} and k up to {gpu.MAX_TOP_K}", experts, small)
         nothing = self.kernels.or_absent(None).reshape(1, 1, 1)
         return self._build(nothing, gpu.GIVEN, False, experts, share, num_experts, capacity)
 
@@ -69,13 +70,16 @@ class GpuMoEKernels:
         """route_rows' second launch: tables and dispatch. over_all: shares are parts of the sum over all E. D is a multiple of 8."""
         rows = self.kernels.new((x.shape[0] * top_k, x.shape[1]), CARRIER[dtype])
         choice = self._new_choice(x.shape[0], top_k)
-        return self._build(parts, parts_at_once(gpu.pieces_of(num_experts), parts.shape[0]), over_all, *choice, num_experts, capacity, dtype, x, rows), rows
+        at_once = parts_at_once(gpu.pieces_of(num_experts), parts.shape[0])
+        return self._build(parts, at_once, over_all, *choice, num_experts, capacity, dtype, x, rows), rows
 
     def dispatch(self, x: Array, tables: RoutingTables, dtype: str) -> Array:
         check.dispatch(x, tables, dtype)
         rows = self.kernels.new((tables.num_tokens * tables.top_k, x.shape[1]), CARRIER[dtype])
-        wide = x.shape[1] % layout.NUMBERS[dtype] == 0 and checks.is_aligned(x) and checks.is_aligned(rows)
-        self._launch_rows(layout.make_dispatch(dtype, wide), x.shape[0], x.shape[1] // (layout.NUMBERS[dtype] if wide else 1), x, tables.slots, rows)
+        numbers = layout.NUMBERS[dtype]
+        wide = x.shape[1] % numbers == 0 and checks.is_aligned(x) and checks.is_aligned(rows)
+        kernel = layout.make_dispatch(dtype, wide)
+        self._launch_rows(kernel, x.shape[0], x.shape[1] // (numbers if wide else 1), x, tables.slots, rows)
         return rows
 
     def combine(self, y: Array, tables: RoutingTables, residual: Array | None) -> Array:
@@ -104,9 +108,10 @@ class GpuMoEKernels:
         blocks, stretch = self._spread(num_tokens, with_rows=dtype is not None)
         self.kernels.launch(
             gpu.make_tables(pieces, source, dtype), blocks, 32 * gpu.warps_of(pieces), 4 * top_k * max(1, stretch),
-            logits.reshape(-1), logits.shape[0], logits.shape[2], over_all, np.int32(min(capacity or NO_LIMIT, NO_LIMIT)), num_tokens, top_k,
-            stretch, self._counter(), new((blocks, 32 * pieces), np.int32),
-            experts.reshape(-1), share.reshape(-1), slots.reshape(-1), sources, offsets, dropped, nothing if x is None else x, nothing if rows is None else rows,
+            logits.reshape(-1), logits.shape[0], logits.shape[2], over_all, np.int32(min(capacity or NO_LIMIT, NO_LIMIT)), num_tokens,
+            top_k, stretch, self._counter(), new((blocks, 32 * pieces), np.int32),
+            experts.reshape(-1), share.reshape(-1), slots.reshape(-1), sources, offsets, dropped,
+            nothing if x is None else x, nothing if rows is None else rows,
         )  # fmt: skip
         return RoutingTables(experts, share, slots, sources, offsets, dropped)
 

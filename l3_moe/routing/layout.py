@@ -1,7 +1,7 @@
 """dispatch: rows[slots[t, j], d] = x[t, d];   combine: residual[t, d] += sum over j of share[t, j] * y[slots[t, j], d]
 
 The two layout transformations (paper, Section V-C). x, y, residual float32, rows in the carrier of their dtype, all in global memory.
-Bytes of T tokens, k choices, D numbers: dispatch reads 4 T D and writes b T k D of b bytes a number (an x is read once, however many experts
+Bytes of T tokens, k choices, D numbers: dispatch reads 4 T D and writes b T k D of b bytes each (an x is read once, however many experts
 its token visits); combine reads 4 T k D + 4 T D and writes 4 T D. Neither computes anything to speak of: bound by bytes.
 
     block (t, part)   one token; thread i of its part 8 numbers of x, or 4 where float32 is written or read: accesses of 16 bytes
@@ -27,7 +27,7 @@ ZERO = np.float32(0)
 lane_index = groups.lane
 ZEROS4 = (ZERO, ZERO, ZERO, ZERO)
 PACK = {"fp16": ptx.f32x2_to_f16x2, "bf16": ptx.f32x2_to_bf16x2}
-SEGMENT = 1024  # numbers
+SEGMENT = 512  # numbers
 NUMBERS = {"fp32": 4, "fp16": 8, "bf16": 8}  # a thread's, of 16 bytes of a row
 
 
@@ -89,9 +89,10 @@ def make_dispatch(dtype: str, wide: bool) -> Callable[..., Any]:
 
 @cache
 def make_segment_copy(dtype: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """dispatch in two halves, for a warp and SEGMENT numbers of a token, so that something may happen in between (gpu.py). D is a multiple of 8.
+    """dispatch in two halves, for a warp and SEGMENT numbers of a token, so that something may happen in between (gpu.py). D is a multiple
+    of 8.
 
-    ask(held, x, t, segment)    asks for them: 8 numbers a lane, 4 times
+    ask(held, x, t, segment)    asks for them: 8 numbers a lane, twice
     put(held, rows, slots, at, top_k, segment)    to the rows slots[at .. at + top_k), in shared memory"""
     hop = 8 * 32
     steps = SEGMENT // hop

@@ -1,11 +1,11 @@
 """logits[p, t, e] = sum over the k of part p of x[t, k] * gate[e, k]
 
-The gate's product, as exact as float32 and on the tensor cores: x float32 [T, D], gate float32 [E, D], logits float32 [P, T, E], all in global
-memory. P parts of D, which gpu.py adds when it reads them: T and E alone would not give every multiprocessor a tile.
+The gate's product, as exact as float32 and on the tensor cores: x float32 [T, D], gate float32 [E, D], logits float32 [P, T, E], all in
+global memory. P parts of D, which gpu.py adds when it reads them: T and E alone would not give every multiprocessor a tile.
 
 A float32 is two fp16, a = a1 + a2 with a1 = a rounded and a2 what that left, 22 bits of 24; and x w = x1 w1 + x1 w2 + x2 w1 to 2^-22 of
-it, each product exact and summed in float32. So 6 T E D operations at the tensor cores' rate, where the library's float32 product does 2 T E D at a
-fifteenth of it. Past 65504 a number becomes infinity: x comes from a norm, which keeps it below sqrt(D) times its gain. The gate is
+it, each product exact and summed in float32. So 6 T E D operations at the tensor cores' rate, where float32's own units, a fifteenth as
+fast, would do 2 T E D. Past 65504 a number becomes infinity: x comes from a norm, which keeps it below sqrt(D) times its gain. The gate is
 multiplied by SCALE on the way, a power of two, so that what is left of its small numbers is no denormal.
 
 Reads 4 T D (E / 128) + 4 E D (T / tile) bytes, out of L2 beyond the first time, and writes 4 P T E: bound by L2 and by the
@@ -82,7 +82,8 @@ def split_four(shared, at, factor):
 @cache
 def make_product(across: int) -> Callable[..., Any]:
     """kernel(x, gate, chunk, logits)[(T / tokens_of(across), E / EXPERTS, P), THREADS, stream, shared_bytes(across)], quotients rounded up.
-    chunk: numbers of k of a part, a multiple of K; a part beyond D is zeros. logits [P, T, E or more], a multiple of 4; beyond E it holds copies of the last expert's."""
+    chunk: numbers of k of a part, a multiple of K; a part beyond D is zeros. logits [P, T, E or more], a multiple of 4; beyond E it holds
+    copies of the last expert's."""
     tokens = tokens_of(across)
     tiles = EXPERTS // (8 * across)  # of 8 experts, of a warp
     rows = tokens + EXPERTS
@@ -190,8 +191,8 @@ def takes(size: int) -> bool:
 
 
 def plan(num_tokens: int, num_experts: int, size: int, multiprocessors: int) -> tuple[int, tuple[int, int, int], int]:
-    """(across, grid, chunk): the largest tile of tokens that, with at most PARTS parts, gives four of five multiprocessors a block; then as many
-    parts as they want, a multiple of 4 (the tables read several at a time), of which the last may be empty. Of few tokens some
+    """(across, grid, chunk): the largest tile of tokens that, with at most PARTS parts, gives four of five multiprocessors a block; then as
+    many parts as they want, a multiple of 4 (the tables read several at a time), of which the last may be empty. Of few tokens some
     multiprocessors go without: each part costs the tables a read."""
     across = 2
     while across < WARPS and tiles_of(num_tokens, num_experts, across) * PARTS * 5 < multiprocessors * 4:

@@ -1,4 +1,4 @@
-"""experts, share = top k of the gate;   slots, sources, offsets = a stable sort of the pairs by expert;   dispatch, combine = copies by slot
+"""experts, share = top k of the gate;   slots, sources, offsets = a stable sort of the pairs by expert;   dispatch, combine: copies by slot
 
 The specification of l3_moe/kernels.py in NumPy, in the precision of its inputs (tests give float64).
 """

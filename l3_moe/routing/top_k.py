@@ -1,7 +1,7 @@
 """The gate's softmax and top k of one token by one warp, as a device function of gpu.py.
 
-Lane l holds the logits of experts [l c, (l + 1) c), c = 1, 2, 4, .. with 32 c >= E. Round j takes the largest logit that is left; of equal ones the
-lowest lane's, and there the first: the lowest expert's. Nothing is read twice.
+Lane l holds the logits of experts [l c, (l + 1) c), c = 1, 2, 4, .. with 32 c >= E. Round j takes the largest logit that is left; of equal
+ones the lowest lane's, and there the first: the lowest expert's. Nothing is read twice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from l1_kernels import groups, ptx
 from l1_kernels.cuda_api import cuda
 from l1_kernels.cuda_api import math as device_math
 
-HELD = 64  # numbers that a lane asks for at a time
+HELD = 32  # numbers that a lane asks for at a time
 ZERO, INFINITY, NAN = np.float32(0), np.float32(np.inf), np.float32(np.nan)
 ALL = groups.ALL_LANES
 reduce_sum, reduce_max, ballot, lane_index = groups.reduce_sum, groups.reduce_max, groups.ballot, groups.lane
@@ -31,8 +31,8 @@ def parts_at_once(pieces: int, num_parts: int) -> int:
 
 @cache
 def make_load(pieces: int, at_once: int) -> Callable[..., Any]:
-    """load(logits, num_parts, part, pitch, t, num_experts, values): this lane's experts of token t, out of a flat array. at_once: of parts of
-    `part` numbers that begin, as their rows of `pitch` numbers do, at multiples of 16 bytes, so many together; 0: there is one."""
+    """load(logits, num_parts, part, pitch, t, num_experts, values): this lane's experts of token t, out of a flat array. at_once: so many
+    parts together, of `part` numbers that begin, as their rows of `pitch` numbers do, at multiples of 16 bytes; 0: there is one part."""
     wide, held_size = pieces % 4 == 0, max(1, at_once * pieces)
 
     @cuda.jit(device=True, forceinline=True)
@@ -70,8 +70,8 @@ def make_load(pieces: int, at_once: int) -> Callable[..., Any]:
 
 @cache
 def make_choose(pieces: int, at_once: int) -> Callable[..., Any]:
-    """choose(logits, num_parts, part, pitch, t, num_experts, top_k, over_all, experts, share, places, at): token t's k numbers of experts and share, both
-    [T * k]; its experts go to places[at ..] too. over_all: share is a part of the sum over all E, otherwise of that over the k."""
+    """choose(logits, num_parts, part, pitch, t, num_experts, top_k, over_all, experts, share, places, at): token t's k numbers of experts
+    and share, both [T * k]; its experts go to places[at ..] too. over_all: share is a part of the sum over all E, otherwise over the k."""
     load = make_load(pieces, at_once)
 
     @cuda.jit(device=True, forceinline=True)

@@ -106,7 +106,9 @@ def check_tables(
     return got
 
 
-def check_random(on: Routed, num_tokens: int, num_experts: int, top_k: int, softmax_first: bool, renormalise: bool, capacity: int | None) -> None:
+def check_random(
+    on: Routed, num_tokens: int, num_experts: int, top_k: int, softmax_first: bool, renormalise: bool, capacity: int | None
+) -> None:
     rng = fresh()
     logits = normal(rng, num_tokens, num_experts) * 3
     logits[rng.random(num_tokens) < 0.2] = 1.5  # all equal: the lowest experts win
@@ -196,7 +198,8 @@ def check_no_tokens(on: Routed) -> None:
     assert host.offsets.tolist() == [0] * 6 and host.dropped.tolist() == [0]
     x = on.up(np.zeros((0, 8), np.float32))
     assert on.kernels.dispatch(x, tables, "bf16").shape == (0, 8)
-    tables, rows = on.kernels.route_rows(on.up(np.zeros((0, 32), np.float32)), on.device.weight(Weight(np.ones((5, 32), np.float32), "fp32")), 2, True, False, "fp16")
+    gate = on.device.weight(Weight(np.ones((5, 32), np.float32), "fp32"))
+    tables, rows = on.kernels.route_rows(on.up(np.zeros((0, 32), np.float32)), gate, 2, True, False, "fp16")
     assert rows.shape == (0, 32) and on.down(tables.offsets).tolist() == [0] * 6
     assert on.kernels.combine(x, tables, x) is x and on.kernels.combine(x, tables, None).shape == (0, 8)
 
@@ -238,8 +241,10 @@ def check_rejections(on: Routed) -> None:
             call()
 
 
-def check_route_rows(on: Routed, num_tokens: int, num_experts: int, top_k: int, width: int, dtype: str, capacity: int | None = None) -> None:
-    """The gate's product, tables and rows together. A token whose choice float32 cannot tell from another's is left out of the logits' draw."""
+def check_route_rows(
+    on: Routed, num_tokens: int, num_experts: int, top_k: int, width: int, dtype: str, capacity: int | None = None
+) -> None:
+    """The gate's product, tables and rows together, of tokens whose choice float32's rounding does not decide."""
     rng = fresh()
     gate = normal(rng, num_experts, width) * np.float32(0.05)
     x = clear_choices(rng, gate, num_tokens, top_k)

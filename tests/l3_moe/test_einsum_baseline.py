@@ -64,4 +64,4 @@ def test_as_the_tables(
 
 
 def test_capacity() -> None:
-    assert [capacity_of(8, 1, 128, 1.25), capacity_of(1024, 2, 128, 1.25), capacity_of(100, 1, 8, 1.25), capacity_of(0, 1, 8, 1.25)] == [1, 20, 16, 1]
+    assert [capacity_of(*shape, 1.25) for shape in ((8, 1, 128), (1024, 2, 128), (100, 1, 8), (0, 1, 8))] == [1, 20, 16, 1]

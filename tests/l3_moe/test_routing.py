@@ -88,12 +88,16 @@ def test_given_choice(on: Routed, capacity: int | None) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
-@pytest.mark.parametrize(("num_tokens", "num_experts", "top_k", "width", "capacity"), [(1, 3, 1, 1, None), (7, 8, 2, 37, None), (37, 8, 3, 16, 5)])
+@pytest.mark.parametrize(
+    ("num_tokens", "num_experts", "top_k", "width", "capacity"), [(1, 3, 1, 1, None), (7, 8, 2, 37, None), (37, 8, 3, 16, 5)]
+)
 def test_layout(on: Routed, num_tokens: int, num_experts: int, top_k: int, width: int, capacity: int | None, dtype: str) -> None:
     checks.check_layout(on, num_tokens, num_experts, top_k, width, dtype, capacity)
 
 
-@pytest.mark.parametrize(("num_tokens", "num_experts", "top_k", "width", "capacity"), [(1, 8, 2, 32, None), (37, 60, 4, 64, 3), (7, 3, 3, 12, None)])
+@pytest.mark.parametrize(
+    ("num_tokens", "num_experts", "top_k", "width", "capacity"), [(1, 8, 2, 32, None), (37, 60, 4, 64, 3), (7, 3, 3, 12, None)]
+)
 def test_route_rows(on: Routed, num_tokens: int, num_experts: int, top_k: int, width: int, capacity: int | None) -> None:
     checks.check_route_rows(on, num_tokens, num_experts, top_k, width, "bf16", capacity)
 

@@ -17,7 +17,8 @@ from tests.l3_moe.routing_checks import Routed
 
 pytestmark = pytest.mark.gpu
 SIZES = [  # tokens, experts, top k
-    (1, 1, 1), (7, 3, 2), (7, 8, 8), (32, 8, 2), (33, 8, 2), (37, 60, 4), (199, 128, 1), (199, 129, 8), (1024, 128, 2), (4096, 128, 2), (4099, 512, 16),
+    (1, 1, 1), (7, 3, 2), (7, 8, 8), (32, 8, 2), (33, 8, 2), (37, 60, 4), (199, 128, 1), (199, 129, 8), (1024, 128, 2), (4096, 128, 2),
+    (4099, 512, 16),
 ]  # fmt: skip
 
 
@@ -111,11 +112,12 @@ def test_bad_arguments_are_named(on: Routed) -> None:
 
 @pytest.mark.parametrize("num_tokens", [8, 600])
 def test_in_a_graph(num_tokens: int) -> None:
-    """Tables, dispatch and combine of several layers in one graph, replayed over other numbers each time: the barrier's counter goes on, and no
-    launch that begins early sees what the one before has not written."""
+    """Tables, dispatch and combine of several layers in one graph, replayed over other numbers each time: the barrier's counter goes on,
+    and no launch that begins early misses what the one before has written."""
     device = open_device("cuda")
     kernels, rng = open_moe_kernels(device), checks.fresh()
     num_experts, top_k, width, layers = 16, 2, 512, 6
+    zeros = device.weight(Weight(np.zeros((num_experts, width), np.float32), "fp32"))
     logits, x = device.zeros((layers, num_tokens, num_experts)), device.zeros((num_tokens, width))
 
     def step() -> list[object]:
@@ -123,7 +125,9 @@ def test_in_a_graph(num_tokens: int) -> None:
         for layer in range(layers):
             tables = kernels.tables(logits[layer], top_k, True, True)
             rows = kernels.dispatch(x, tables, "fp32")
-            kept += [tables, rows, kernels.combine(rows, tables, None)]
+            out = kernels.combine(rows, tables, None)
+            even, again = kernels.route_rows(out, zeros, top_k, True, True, "fp32")  # all logits are equal: experts 0 and 1
+            kept += [tables, rows, out, kernels.combine(again, even, None)]
         return kept
 
     graph = device.capture(step)
@@ -134,8 +138,9 @@ def test_in_a_graph(num_tokens: int) -> None:
             kept = graph.replay()
         on = Routed(device, kernels)
         for layer in range(layers):
-            tables, rows, out = kept[3 * layer : 3 * layer + 3]
+            tables, rows, out, twice = kept[4 * layer : 4 * layer + 4]
             found = on.tables_down(tables)  # type: ignore[arg-type]
             checks.expect_equal(found, reference.tables(host_logits[layer].astype(np.float64), top_k, True, True))
             np.testing.assert_array_equal(on.down(rows), host_x[found.sources // top_k])
             np.testing.assert_allclose(on.down(out), host_x, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(on.down(twice), host_x, rtol=1e-5, atol=1e-6)
