@@ -29,6 +29,11 @@ def asked_for(markexpr: str) -> set[str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if importlib.util.find_spec("hypothesis") is not None:
+        from hypothesis import settings
+
+        settings.register_profile("no deadline", deadline=None)  # a busy machine is no fault of an example's
+        settings.load_profile("no deadline")
     if "sim" in asked_for(config.option.markexpr):
         os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # before any test module imports numba
 
